@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.run_folder import Run
-from atoll.core.tree import same
 from tests.harness import remains
+from tests.trees import same
 
 MOST = 10  # kills of one run
 

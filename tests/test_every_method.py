@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from atoll.commands.run import run_recipe
-from atoll.core.tree import leaves, load, same
+from atoll.core.tree import leaves, load
 from atoll.methods.registry import METHODS
 from atoll.recipe.recipe import load_recipe
 from tests.harness import remains, run_tiny, tiny
+from tests.trees import same
 
 ONLY_REPORT = {
     "fed_pr",

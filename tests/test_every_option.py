@@ -12,11 +12,12 @@ from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.schema import Schema, schema_of
 from atoll.core.schema_check import check
-from atoll.core.tree import Tree, same
+from atoll.core.tree import Tree
 from atoll.data.sources import Splits, load_data
 from atoll.methods.registry import AGGREGATIONS, COMPONENTS, MERGES, OBJECTIVES, SERVER_STEPS, TERMS
 from tests.harness import tiny
 from tests.test_matrix import PLAIN, SMALL, play, set_up, settings_of
+from tests.trees import same
 
 # Clients of unequal sizes, and enough rounds for what begins late.
 UNEQUAL = (

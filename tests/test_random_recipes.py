@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import atoll
 from atoll.commands.run import run_recipe
 from atoll.core.errors import RunError, UserError
-from atoll.core.tree import same
 from atoll.methods.registry import METHODS
 from atoll.recipe.generate import recipe_schema
 from tests.harness import remains, tiny
+from tests.trees import same
 
 SECTIONS = ("data", "partition", "views", "model", "train", "evaluation", "options")
 # What names files, needs a library, makes a run long, or is drawn by itself.

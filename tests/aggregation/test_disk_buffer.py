@@ -7,8 +7,8 @@ import torch
 from atoll.aggregation import disk_buffer
 from atoll.aggregation.disk_buffer import DiskBuffer
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from tests.folds import model
+from tests.trees import same
 
 
 def floats(weights):

@@ -9,11 +9,12 @@ from atoll.aggregation.em_inspector import EmInspector, inspection_images, suspi
 from atoll.aggregation.update_geometry import Reference
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
 from tests.harness import run_tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 
 def slow_scores(embeddings):

@@ -9,8 +9,8 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.running_mean import RunningMean
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from tests.folds import BUFFERS, copies, fold, model
+from tests.trees import same
 
 
 def slow_mean(models, shares):

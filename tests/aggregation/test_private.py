@@ -14,10 +14,11 @@ from atoll.commands.progress import Bar
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.engines.federation import Federation
 from tests.harness import final_models, run_federation, run_tiny, tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
 

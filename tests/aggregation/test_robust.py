@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from atoll.aggregation import disk_buffer as disk_buffer
 from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from tests.folds import BUFFERS, copies, fold, model, setting
+from tests.trees import same
 
 RULES = (Median(), TrimmedMean(0.2), MultiKrum())
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.running_mean import CappedMean, RunningMean
-from atoll.core.tree import same
 from atoll.methods.calibre import PrototypeDivergence
 from atoll.methods.fedu2 import EUA
 from atoll.methods.ldawa import LDAWA
 from tests.folds import BUFFERS, copies, fold, model, setting
+from tests.trees import same
 
 
 def test_the_running_mean_is_as_exact_as_a_sum_that_is_divided():

@@ -5,10 +5,10 @@ import torch
 
 from atoll.aggregation.server_steps import Direct, FedAdam, FedAvgM
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from tests.folds import BUFFERS, model, setting
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 TRAINED = ("conv.weight", "conv.bias")
 

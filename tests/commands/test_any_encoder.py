@@ -26,8 +26,8 @@ from atoll.commands.export import FORMATS
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import same
 from tests.harness import final_models, remains
+from tests.trees import same
 
 timm = pytest.importorskip("timm", reason="the extra atoll[timm] is not installed")
 

@@ -6,9 +6,9 @@ import pytest
 
 from atoll.commands.compare import Comparison, compare, other_runs
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from tests.commands.interrupted import LONGER, OWN, SETTINGS, flip
 from tests.harness import remains, run_tiny, tiny
+from tests.trees import same
 
 
 def test_a_comparison_starts_again_what_cannot_be_continued(tmp_path):

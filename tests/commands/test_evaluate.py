@@ -9,13 +9,13 @@ from atoll.commands.evaluate import evaluate_on, evaluate_run, measure_run
 from atoll.commands.export import provenance
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import same
 from atoll.data.options import PartitionOptions
 from atoll.evaluation import embed, evaluate, knn_accuracy
 from atoll.models import load_encoder
 from atoll.recipe.recipe import recipe_of
 from tests.harness import run_tiny
 from tests.steps import federation
+from tests.trees import same
 
 SETTINGS = (
     "method.name=featarc_cluster",

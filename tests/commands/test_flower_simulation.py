@@ -14,7 +14,6 @@ from atoll.cli.main import main
 from atoll.commands.flower_simulation import ATTEMPTS, run_on_flower
 from atoll.commands.resume import Recovery
 from atoll.core.run_folder import SITES, Run
-from atoll.core.tree import same
 from atoll.engines.federation import Federation
 from atoll.engines.flower import simulation
 from atoll.engines.flower.app_options import FlowerOptions
@@ -22,6 +21,7 @@ from atoll.engines.flower.engine import FlowerEngine
 from atoll.engines.flower.executor import NodeLostError
 from tests.engines.flower.grid import shares
 from tests.harness import final_models, run_tiny, tiny
+from tests.trees import same
 
 
 class Nodes(simulation.FlowerSimulation):

@@ -19,6 +19,7 @@ from atoll.core.run_folder import NEIGHBOURS, Run
 from atoll.data.sources import load_data
 from atoll.recipe.recipe import recipe_of
 from tests.harness import run_tiny
+from tests.trees import same
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,8 @@ def test_the_neighbours_are_images_with_their_clients(run: Run) -> None:
 
 def test_two_searches_are_equal_and_the_run_stays_sound(run: Run) -> None:
     first = find_neighbours(run, queries=2, k=3)
-    assert tree.same(first, find_neighbours(run, queries=2, k=3))
-    assert tree.same(first, tree.load(run.folder / NEIGHBOURS))
+    assert same(first, find_neighbours(run, queries=2, k=3))
+    assert same(first, tree.load(run.folder / NEIGHBOURS))
     assert not check_run(run).damaged
 
 

@@ -10,11 +10,11 @@ from atoll.commands.resume import Recovery
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import same
 from atoll.data.sources import load_data
 from atoll.recipe.recipe import recipe_of
 from tests.commands.interrupted import LONGER, OWN, SETTINGS, resume
 from tests.harness import remains, run_tiny, tiny
+from tests.trees import same
 
 
 def test_a_finished_run_can_be_renamed(folder):

@@ -14,12 +14,12 @@ from atoll.commands.run import run_recipe
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import same
 from atoll.engines.federation import Federation
 from atoll.models import load_encoder
 from atoll.recipe.recipe import recipe_of
 from atoll.report import write_report
 from tests.harness import final_models, run_tiny, tiny
+from tests.trees import same
 
 
 def test_a_run_starts_warm_from_another_runs_encoder(tmp_path):

@@ -12,12 +12,13 @@ import torch
 from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import ClientContext, Setting, Term
 from atoll.core.errors import OldCodeWarning
-from atoll.core.tree import load, same, save
+from atoll.core.tree import load, save
 from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 from tests.folds import model, setting
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 OLD_METHOD = """
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 
 import pytest
 
-from atoll.core.tree import same
 from tests.rounds import Rounds
+from tests.trees import same
 
 MISSED = ("method.merge=fedema", "model.predictor_hidden=[16]")  # resets a client that missed a round
 OBJECTIVES = {

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.components.training import TrainOptions, learning_rate, make_optimizer
-from atoll.core.tree import same
 from tests.rounds import Rounds
+from tests.trees import same
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.core import tree
 from atoll.core.errors import UserError
+from tests.trees import same
 
 numbers = st.one_of(
     st.integers(-(2**40), 2**40), st.floats(allow_nan=False), st.booleans(), st.none(), st.text()
@@ -31,7 +32,22 @@ trees = st.recursive(
 @example({"§": 0})  # what stands for a tensor in the file
 @example({"a": [{"§§": torch.zeros(2)}, {"§": {"§": "0"}}]})
 def test_a_tree_survives_packing(value):
-    assert tree.same(tree.unpack(tree.pack(value)), value)
+    assert same(tree.unpack(tree.pack(value)), value)
+
+
+@pytest.mark.parametrize("whole", [torch.tensor, float])
+def test_equal_trees_are_equal_to_the_bit(whole):
+    zero, minus, missing = whole(0.0), whole(-0.0), whole(float("nan"))
+    assert not same({"a": [zero]}, {"a": [minus]})
+    assert same({"a": [missing]}, {"a": [missing]})
+    assert same({"a": [zero]}, {"a": [whole(0.0)]})
+
+
+def test_equal_tensors_may_differ_in_layout():
+    table = torch.arange(6.0).reshape(2, 3)
+    assert same(table.T, table.T.contiguous())
+    assert same(table[0, ::2], torch.tensor([0.0, 2.0]))
+    assert same(torch.ones(1).expand(4), torch.ones(4))
 
 
 def test_views_of_one_storage_and_other_layouts_keep_their_values():
@@ -43,7 +59,7 @@ def test_views_of_one_storage_and_other_layouts_keep_their_values():
         "d": arena,
     }
     back = tree.unpack(tree.pack(value))
-    assert tree.same(back, {name: tensor.contiguous() for name, tensor in value.items()})
+    assert same(back, {name: tensor.contiguous() for name, tensor in value.items()})
 
 
 @pytest.mark.parametrize("copied", [tree.clone, tree.as_sent])
@@ -53,7 +69,7 @@ def test_copies_have_the_layout_of_a_file(copied):
         "b": [torch.ones(1).expand(4), torch.ones(2, requires_grad=True)],
     }
     made, stored = copied(value), tree.unpack(tree.pack(value))
-    assert tree.same(made, stored)
+    assert same(made, stored)
     for here, there in zip(tree.leaves(made), tree.leaves(stored), strict=True):
         assert (here.stride(), here.requires_grad) == (there.stride(), False)
 
@@ -61,7 +77,7 @@ def test_copies_have_the_layout_of_a_file(copied):
 def test_numbers_as_sent_have_the_types_of_a_file():
     value = {"a": np.float64(0.5), "b": [np.float64(2.0), 3, True, "text", None]}
     made, stored = tree.as_sent(value), tree.unpack(tree.pack(value))
-    assert tree.same(made, stored)
+    assert same(made, stored)
     assert [type(made["a"]), *map(type, made["b"])] == [float, float, int, bool, str, type(None)]
 
 
@@ -174,7 +190,7 @@ def test_bytes_that_nest_too_deeply_are_a_value_error(depth, where):
     header = (structure if where == "structure" else structure[:-1] + f', "x": {deep}' + "}").encode()
     data = len(header).to_bytes(8, "little") + header
     if where == "structure" and depth == 60:
-        assert tree.same(tree.unpack(data), json.loads(deep))
+        assert same(tree.unpack(data), json.loads(deep))
         return
     with pytest.raises(ValueError, match="these bytes are not a tree"):
         tree.unpack(data)

@@ -7,13 +7,13 @@ import torch
 from PIL import Image
 
 from atoll.core.errors import RunError, UserError
-from atoll.core.tree import same
 from atoll.data.cache import StreamedPixels
 from atoll.data.decode import Decoding
 from atoll.data.decode_workers import DecodeWorkers, is_streamed
 from atoll.data.images import SelectedPixels, StoredPixels
 from atoll.data.records import FileRecords
 from tests.harness import remains, run_tiny
+from tests.trees import same
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ from torchvision.datasets import ImageFolder
 import atoll
 from atoll.cli.main import main
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.data.options import DataOptions
 from atoll.data.sources import load_data
 from atoll.recipe.recipe import make_recipe
 from tests.data.given import LABELS, Pairs, clients, pixels, small
 from tests.harness import final_models
 from tests.kills import ends_alike_after_kills
+from tests.trees import same
 
 
 def test_a_folder_as_a_dataset_trains_the_same_weights_as_the_folder(tmp_path: Path) -> None:

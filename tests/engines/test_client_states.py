@@ -8,11 +8,12 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import load, same
+from atoll.core.tree import load
 from atoll.engines.client_states import ClientStates
 from atoll.engines.server import Server
 from tests.harness import run_tiny
 from tests.steps import federation
+from tests.trees import same
 
 
 def folders(states):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from atoll.core.errors import RunError, UserError
-from atoll.core.tree import pack, same
+from atoll.core.tree import pack
 from atoll.engines import executors
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, OneAhead, WorkerPool, _Pipe, _work, in_this_process
@@ -25,6 +25,7 @@ from atoll.engines.server import Server
 from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.recipe import give
 from tests.harness import TINY, tiny
+from tests.trees import same
 
 CPU = torch.device("cpu")
 

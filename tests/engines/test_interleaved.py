@@ -12,7 +12,6 @@ from torch import nn
 import atoll
 from atoll.components.base import Term
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess
 from atoll.engines.federation import Federation
@@ -22,6 +21,7 @@ from atoll.methods.registry import METHODS as CATALOGUE
 from tests.engines.test_stacked import METHODS, RAW, UNEQUAL, rounds_of
 from tests.harness import final_models, remains, run_tiny, tiny
 from tests.test_every_method import NEEDS
+from tests.trees import same
 
 OTHERS = {
     "parts of batches": ("method.name=fed_simclr", "train.accumulate=2"),

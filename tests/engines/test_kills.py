@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.core import tree
 from atoll.core.run_folder import Run
 from tests.harness import SSD, TINY, remains, run_tiny
+from tests.trees import same
 
 PROGRAM = """
 import sys
@@ -85,7 +85,7 @@ def test_a_kill_in_mid_round_changes_nothing_that_clients_keep(name, tmp_path):
     assert (checkpoints / "round-000001.safetensors").exists()
     assert not (checkpoints / "round-000002.safetensors").exists(), "the round was over before the kill"
     run = run_tiny(tmp_path / "killed", *settings, resume=True)
-    assert tree.same(remains(run), remains(whole))
+    assert same(remains(run), remains(whole))
 
 
 @pytest.mark.slow

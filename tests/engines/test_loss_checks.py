@@ -6,7 +6,6 @@ import pytest
 
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.update_geometry import UpdateGeometry
-from atoll.core.tree import same
 from atoll.engines.update_checks import WEIGHING
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedsc import FedSC
@@ -16,6 +15,7 @@ from atoll.methods.method import Method
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
 from tests.rounds import Fixed, Rounds
+from tests.trees import same
 from tests.updates import A_LOSS, DIVERGED, LOSSES, MODEL, asked, healthy, known
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.engines.network_state import NetworkState
 from tests.rounds import Rounds
+from tests.trees import same
 
 
 class Counts(nn.Module):

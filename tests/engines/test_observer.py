@@ -10,7 +10,7 @@ import torch
 from atoll.core.errors import UserError
 from atoll.core.kept_models import kept_models, kept_rounds
 from atoll.core.run_folder import Run
-from atoll.core.tree import load, same
+from atoll.core.tree import load
 from atoll.engines.federation import Federation
 from atoll.engines.observer import Observer
 from atoll.evaluation import embed
@@ -19,6 +19,7 @@ from atoll.report.figures import figures
 from atoll.report.folders import read_folder
 from atoll.report.groups import group_runs
 from tests.harness import final_models, run_tiny, tiny
+from tests.trees import same
 
 ALL = ("evaluation.measures=['norms','layers','distances','angles']",)
 SETTINGS = (

@@ -9,7 +9,6 @@ import torch
 from atoll.commands.evaluate import measure_run
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.data.partition.feature_clusters import feature_clusters
 from atoll.data.sources import load_data
 from atoll.engines import partitioning
@@ -18,6 +17,7 @@ from atoll.engines.partitioning import cluster_images
 from atoll.evaluation import embed
 from atoll.recipe import engine_options
 from tests.harness import final_models, run_tiny, tiny
+from tests.trees import same
 
 SHIFT = ("shift.kinds=['rotation','style','corruption']", "shift.corruptions=['gaussian-noise','shot-noise']")
 CLUSTERS = ("partition.kind=dirichlet", "partition.alpha=1", "partition.features=untrained")

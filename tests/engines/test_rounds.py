@@ -3,9 +3,9 @@ import json
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.engines.rounds import stalled
 from tests.harness import remains, run_tiny, tiny
+from tests.trees import same
 
 STOPPING = (
     "method.name=fed_simclr", "train.rounds=12", "evaluation.every=1", "evaluation.patience=2",

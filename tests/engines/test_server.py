@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from atoll.components.base import VIEWS, Objective
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.engines.federation import Federation
 from atoll.engines.server import TooFewUpdatesError
 from tests.harness import run_tiny, tiny
 from tests.rounds import Fixed, Rounds
+from tests.trees import same
 
 
 @pytest.fixture(scope="module")

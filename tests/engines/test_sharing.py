@@ -5,7 +5,7 @@ import torch
 
 import atoll
 from atoll.core.errors import UserError
-from atoll.core.tree import num_bytes, same
+from atoll.core.tree import num_bytes
 from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
 from atoll.models.adapters import is_adapter
@@ -13,6 +13,7 @@ from atoll.models.norms import modes, norm_layers
 from tests.harness import final_models, remains, run_tiny, tiny
 from tests.rounds import Rounds
 from tests.steps import Steps
+from tests.trees import same
 
 timm = pytest.importorskip("timm", reason="the extra atoll[timm] is not installed")
 pytest.importorskip("peft", reason="the extra atoll[peft] is not installed")

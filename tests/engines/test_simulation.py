@@ -18,6 +18,7 @@ from atoll.engines.federation import Federation
 from atoll.engines.server import Server, TooFewUpdatesError
 from atoll.engines.simulation import Simulation
 from tests.harness import SSD, final_models, run_tiny, tiny
+from tests.trees import same
 
 
 def encoder_bytes(run):
@@ -251,7 +252,7 @@ def test_nothing_leaks_from_one_client_to_the_next():
     jobs = server.jobs(1)
     alone = update(jobs[2])
     update(jobs[0])
-    assert tree.same(update(jobs[2]), alone)
+    assert same(update(jobs[2]), alone)
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "leave"])

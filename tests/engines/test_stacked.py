@@ -10,7 +10,7 @@ from torch import nn
 import atoll
 from atoll.components.base import Forward, Objective, TensorSpec, Term, Trained
 from atoll.core.errors import UserError
-from atoll.core.tree import leaves, same
+from atoll.core.tree import leaves
 from atoll.data.views.views import Views
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess
@@ -21,6 +21,7 @@ from atoll.methods.registry import METHODS as CATALOGUE
 from atoll.recipe.recipe import give
 from tests.harness import remains, run_tiny, tiny
 from tests.test_every_method import NEEDS
+from tests.trees import same
 
 # Attention on a CPU has no stacked kernel, which PyTorch says once.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -9,11 +9,11 @@ from atoll.commands.check import check_run
 from atoll.commands.resume import Recovery
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.engines import client_states
 from atoll.engines.client_states import ClientStates
 from atoll.engines.state_packs import read_table
 from tests.harness import final_models, run_tiny, tiny
+from tests.trees import same
 
 
 def state(client, round):

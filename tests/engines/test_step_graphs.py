@@ -10,7 +10,6 @@ from torch import nn
 from atoll.components.base import VIEWS, Objective
 from atoll.components.component import replays
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.engines.step_graphs import Recorder, StepGraph, can_replay
 from atoll.methods.registry import METHODS
 from atoll.objectives.simclr import SimCLR
@@ -19,6 +18,7 @@ from tests.rounds import Rounds
 from tests.simulated_graphs import Recorder as SimulatedRecorder
 from tests.simulated_graphs import use_simulated_graphs
 from tests.test_every_method import NEEDS
+from tests.trees import same
 
 # Three batches an epoch at each of four clients, the last of which is smaller: of nine steps, one is taken before
 # the recording, and three are of small batches.

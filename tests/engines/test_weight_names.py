@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from tests.rounds import Fixed, Rounds
+from tests.trees import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:model.* does not apply")
 

@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
-from atoll.core.tree import same
 from atoll.functional import k_means
 from tests.functional import oracles
 from tests.rounds import Rounds
 from tests.steps import Steps
+from tests.trees import same
 
 CALIBRE = ("method.name=calibre", "model.projector_dim=6")
 NAME = "prototype_divergence"

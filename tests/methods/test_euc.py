@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.methods.euc import EUC, METHOD, slow_layers
 from tests.folds import setting
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 NAME = ("method.name=euc",)
 

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from atoll.core.errors import UserError
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.methods.featarc import ClusterFold, FeatARC
 from atoll.methods.fedbn import norm_names
 from tests.functional.oracles import dot, normalised
 from tests.harness import run_tiny
 from tests.rounds import Rounds
 from tests.steps import Steps, federation
+from tests.trees import same
 
 FEATARC = ("method.name=featarc_cluster",)
 ONE = "options.featarc.clusters=1"

@@ -3,11 +3,12 @@ import torch
 from torch import nn
 
 from atoll.core.errors import UserError
-from atoll.core.tree import load, same
+from atoll.core.tree import load
 from atoll.methods.fedbn import norm_names
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
 from tests.steps import federation
+from tests.trees import same
 
 FEDBN = ("method.name=fedbn",)
 

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from tests.rounds import Rounds
+from tests.trees import same
 
 FEDEMA = ("method.name=fedema", "model.predictor_hidden=[16]")
 

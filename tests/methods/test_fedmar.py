@@ -5,13 +5,13 @@ import torch
 
 from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.methods.fedmar import RowMeans
 from atoll.models.vit import patchify, random_masking
 from tests.functional import oracles
 from tests.harness import final_models, run_tiny
 from tests.rounds import Fixed, Rounds
 from tests.steps import federation
+from tests.trees import same
 
 VIT = (
     "model.encoder=vit-tiny",

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.methods.fedu import drift
 from tests.rounds import Rounds
 from tests.steps import federation
+from tests.trees import same
 
 FEDU = ("method.name=fedu", "model.predictor_hidden=[16]")
 

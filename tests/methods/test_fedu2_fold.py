@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.functional import min_norm_weights
 from atoll.methods.fedu2 import EUA
 from tests.folds import BUFFERS, copies, fold, model
+from tests.trees import same
 
 
 def test_known_direction():

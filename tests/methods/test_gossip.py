@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.engines.jobs import Result
 from atoll.functional import metropolis_weights
 from atoll.methods.gossip import GRAPHS, Gossip
@@ -18,6 +18,7 @@ from atoll.models import load_encoder
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
 from tests.steps import federation
+from tests.trees import same
 
 P2P = "method.name=peer_to_peer"
 ORACLES = {

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UserError
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.engines.server import TooFewUpdatesError
 from atoll.methods.fedmar import MAR
 from atoll.methods.lagoon import Relay
@@ -12,6 +12,7 @@ from tests.harness import final_models, run_tiny
 from tests.methods.test_fedmar import VIT
 from tests.rounds import Fixed, Rounds
 from tests.steps import federation
+from tests.trees import same
 
 LAGOON = "method.name=lagoon"
 

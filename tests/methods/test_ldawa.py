@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from atoll.core.tree import same
 from atoll.methods.ldawa import LDAWA
 from atoll.methods.registry import METHODS
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 
 @pytest.mark.parametrize(

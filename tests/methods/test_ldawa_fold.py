@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.update_geometry import Reference
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.methods.ldawa import LDAWA, MDAWA
 from tests.folds import BUFFERS, copies, fold, model, setting
+from tests.trees import same
 
 GLOBAL = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([2.0])}
 FIRST = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([2.0])}

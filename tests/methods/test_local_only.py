@@ -1,10 +1,10 @@
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from tests.harness import run_tiny, tiny
 from tests.rounds import Rounds
 from tests.steps import federation
+from tests.trees import same
 
 
 def test_no_weights_pass_after_the_first(tmp_path):

@@ -5,12 +5,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.functional import sinkhorn_assignments
 from atoll.methods.orchestra import balanced_centroids, fit_centroids
 from tests.functional.oracles import dot, log_softmax, units
 from tests.harness import run_tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 ORCHESTRA = (
     "method.name=orchestra",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from atoll.core.tree import same
 from tests.harness import remains, run_tiny
+from tests.trees import same
 
 COMMON = ("model.predictor_hidden=[16]", "train.participation=0.75")
 STATEFUL = {

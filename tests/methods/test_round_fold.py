@@ -8,10 +8,11 @@ import torch
 
 from atoll.components.base import VIEWS, Aggregation, Merge, ServerStep, TensorSpec, Term
 from atoll.core.run_folder import Run
-from atoll.core.tree import clone, leaves, pack, same, unpack
+from atoll.core.tree import clone, leaves, pack, unpack
 from atoll.engines.client import train_client
 from tests.harness import run_tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 
 class InPlace:

@@ -5,12 +5,13 @@ from atoll import functional as F
 from atoll.components.base import run_forwards
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
-from atoll.core.tree import clone, same
+from atoll.core.tree import clone
 from atoll.engines.client import train_client
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from tests.functional import oracles
 from tests.harness import tiny
+from tests.trees import same
 
 
 def first_step(*settings, client=2):

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from atoll.models import ModelOptions, build_encoder
 from atoll.models.compiled import CompiledEncoders
 from atoll.recipe.recipe import load_recipe
 from tests.rounds import Rounds
+from tests.trees import same
 
 CPU = torch.device("cpu")
 

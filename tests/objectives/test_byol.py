@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from atoll.core.tree import same
 from tests.functional.oracles import dot, normalised
 from tests.rounds import Rounds
 from tests.steps import Steps
+from tests.trees import same
 
 BYOL = ("method.name=fed_byol", "model.predictor_hidden=[16]")
 

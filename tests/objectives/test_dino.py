@@ -5,10 +5,10 @@ import torch
 from torch.nn.functional import normalize
 
 from atoll.core.errors import UserError
-from atoll.core.tree import same
 from tests.functional import oracles
 from tests.rounds import Rounds
 from tests.steps import Steps, federation
+from tests.trees import same
 
 DINO = (
     "method.name=fed_dino",

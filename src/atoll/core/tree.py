@@ -309,14 +309,3 @@ def resolve(structure: Tree, mark: str, find: Callable[[Any], Tensor], depth: in
     if isinstance(structure, list):
         return [resolve(value, mark, find, depth + 1) for value in structure]
     return structure
-
-
-def same(a: Tree, b: Tree) -> bool:
-    """Whether two trees are bitwise equal."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b) and type(a) is type(b)

@@ -27,7 +27,7 @@ from atoll.components.base import (
 )
 from atoll.components.results import in_words
 from atoll.core.errors import OldCodeWarning, UserError
-from atoll.core.tree import Tree, as_sent, checked, clone, same
+from atoll.core.tree import Tree, as_sent, checked, clone
 
 if TYPE_CHECKING:
     from atoll.methods.method import Method
@@ -138,7 +138,7 @@ class RoundFold:
                 'name, such as {"global": weights}'
             )
         self._check(models, f"the fold of {self._aggregation!r} closes with")
-        if self.moved and same(models, known):
+        if self.moved and all(torch.equal(w, models[m][name]) for m in known for name, w in known[m].items()):
             warnings.warn(
                 f"clients changed their weights, and the fold of {self._aggregation!r} closes with the models of "
                 "before; check that its add uses the update, and that its close returns the result",

@@ -12,9 +12,10 @@ import safetensors.torch
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from atoll.core.tree import pack, same
+from atoll.core.tree import pack
 from atoll.engines.flower.codec import RECORD, REST, Encoder, records, tree
 from atoll.engines.update_checks import SizeLimit
+from tests.trees import same
 
 TREE = {
     "round": 3,

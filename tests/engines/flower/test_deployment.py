@@ -17,10 +17,10 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 import torch
 
 from atoll.core.audit_log import AuditLog
-from atoll.core.tree import same
 from tests.engines.flower.deployment import EXAMPLES, SITES, Deployment, one_folder, write_digits
 from tests.engines.flower.test_engine import FEDCA
 from tests.harness import final_models, run_tiny, tiny
+from tests.trees import same
 
 pytestmark = pytest.mark.slow
 DEADLINE = (

@@ -15,13 +15,14 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import load, num_bytes, same
+from atoll.core.tree import load, num_bytes
 from atoll.engines.flower import codec as codec
 from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.flower.engine import FlowerEngine
 from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.grid import FakeGrid, node, shares
 from tests.harness import final_models, run_tiny, tiny
+from tests.trees import same
 
 
 def play(grid: FakeGrid, folder: Path, *settings: str, resume: bool = False, **options) -> Run:

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra atoll[flower] is not installed")
 
-from atoll.core.tree import same
 from tests.engines.flower.test_engine import FEDCA
 from tests.harness import final_models, run_tiny, tiny
+from tests.trees import same
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from atoll.core.run_folder import Run
-from atoll.core.tree import leaves, same
+from atoll.core.tree import leaves
 from atoll.engines.flower.client_app import checked
 from atoll.engines.flower.launcher import launch
 from atoll.engines.flower.site import SiteSide
@@ -24,6 +24,7 @@ from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.grid import shares
 from tests.engines.flower.test_engine import play
 from tests.harness import final_models
+from tests.trees import same
 
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
 # FedEMA's clients keep a target; with min_accepted a client that is lost stops the run.

@@ -14,7 +14,7 @@ from atoll.aggregation.secure_sum import MODULUS, SecureSum
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import RunError, UserError
 from atoll.core.run_folder import Run
-from atoll.core.tree import leaves, same
+from atoll.core.tree import leaves
 from atoll.engines.flower.codec import records, tree
 from atoll.engines.flower.masks import to_numbers
 from atoll.engines.server import TooFewUpdatesError
@@ -22,6 +22,7 @@ from tests.engines.flower.deployment import SITES, one_folder, write_digits
 from tests.engines.flower.grid import FakeGrid
 from tests.engines.flower.site_runs import FOLDERS, play, sites
 from tests.harness import final_models, run_tiny
+from tests.trees import same
 
 SECURE = (
     "method.name=fed_align_uniform",

@@ -12,9 +12,9 @@ pytest.importorskip("ray", reason="the extra atoll[flower] is not installed")
 from atoll.cli.main import main
 from atoll.commands.flower_simulation import run_on_flower
 from atoll.core.run_folder import Run
-from atoll.core.tree import same
 from atoll.engines.callbacks import Callback
 from tests.harness import TINY, final_models, run_tiny, tiny
+from tests.trees import same
 
 
 def run(place, *arguments):

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from atoll.commands.export import provenance
-from atoll.core.tree import same
 from atoll.report.comparison import comparison_cells
 from atoll.report.page import write_report
 from tests.engines.flower.deployment import one_folder
 from tests.engines.flower.site_runs import FOLDERS, play, sites
 from tests.harness import final_models, run_tiny
 from tests.report.pages import Page
+from tests.trees import same
 
 
 @pytest.mark.parametrize("method", ["ssd", "fed_sl"])

@@ -15,12 +15,12 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from atoll.core.tree import same
 from atoll.engines.flower.codec import records
 from atoll.engines.flower.exchange import TRAIN, Exchange, Lost
 from atoll.engines.flower.wire_limit import OVERHEAD_BYTES
 from atoll.engines.update_checks import SizeLimit
 from tests.engines.flower.grid import be_a_task
+from tests.trees import same
 
 PIECE = 5 * 2**20  # Flower's
 

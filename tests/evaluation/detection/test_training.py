@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.core.errors import RunError
-from atoll.core.tree import pack, same, unpack
+from atoll.core.tree import pack, unpack
 from atoll.data.detection.load import load_detection
 from atoll.evaluation.detection.average_precision import average_precision, detect_objects
 from atoll.evaluation.detection.network import make_detector
@@ -16,6 +16,7 @@ from atoll.evaluation.detection.options import DetectionOptions
 from atoll.evaluation.detection.training import DetectorTraining, flipped
 from atoll.models import ModelOptions, build_encoder
 from tests.shapes import write_coco
+from tests.trees import same
 
 SMALL = DetectionOptions(
     size=48, max_size=48, fpn_width=8, head_width=16, rois=16, epochs=2, batch_size=3, masks=True
