@@ -95,6 +95,12 @@ def test_a_trim_that_is_no_binary_number_cuts_what_it_says():
     assert fold(TrimmedMean(0.29), rows[0], copies(rows))["x"].item() == 1.0
 
 
+@pytest.mark.parametrize("clients", [1, 2, 3, 4])
+def test_a_trim_just_below_a_half_leaves_the_middle(clients):
+    rows = [{"x": torch.tensor([float(k)])} for k in range(clients)]
+    assert fold(TrimmedMean(0.49999999999), rows[0], copies(rows))["x"].item() == (clients - 1) / 2
+
+
 def test_too_few_clients_for_krum_are_a_sentence():
     assert MultiKrum(1).refuse(setting(5)) is None
     assert "needs at least 5 updates" in MultiKrum(1).refuse(setting(4))

@@ -95,7 +95,8 @@ class TrimmedMean(Robust):
 
     def combine(self, updates: DiskBuffer, current: Weights, buffers: frozenset[str]) -> Weights:
         """Compute the trimmed means."""
-        cut = int(self.trim * len(updates) + 1e-9)  # 0.3 × 10 is 3
+        most = (len(updates) - 1) // 2  # a trim just below ½ is rounded up as well
+        cut = min(int(self.trim * len(updates) + 1e-9), most)  # 0.29 × 100 is 29
 
         def mean(rows: Tensor, block: slice) -> Tensor:
             return rows.sort(dim=0).values[cut : len(rows) - cut].double().mean(dim=0)
