@@ -67,3 +67,12 @@ def test_a_collapsed_representation_is_measured_not_refused() -> None:
     zero = geometry(torch.zeros(6, 4))
     assert math.isfinite(zero["effective_rank"])
     assert math.isfinite(zero["uniformity"])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_representations_that_are_not_finite_are_refused(h: Tensor, bad: float) -> None:
+    h[3, 1] = bad
+    with pytest.raises(ValueError, match=r"must be finite and \(N, d\), got \(12, 5\) with other values"):
+        geometry(h)
+    with pytest.raises(ValueError, match=r"must be finite and \(N, d\), got \(5,\)$"):
+        geometry(h[0])

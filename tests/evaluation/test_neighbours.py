@@ -48,6 +48,26 @@ def test_retrieval_is_the_share_of_views_that_find_their_image() -> None:
     assert same_image_retrieval(first, second) == 0.5
 
 
+def test_features_that_do_not_match_are_refused() -> None:
+    bank = torch.eye(4, 3)
+    for queries in (torch.eye(4, 2), torch.ones(3), torch.ones(0, 3)):
+        with pytest.raises(ValueError, match=r"features must be .* got bank \(4, 3\) and queries \("):
+            nearest(bank, queries, 1)
+    for k in (0, -1):
+        with pytest.raises(ValueError, match=f"k must be positive, got {k}"):
+            nearest(bank, bank, k)
+    with pytest.raises(ValueError, match=r"a row for each of 4 queries, got shape \(1,\)"):
+        nearest(bank, bank, 1, torch.tensor([0]))
+
+
+def test_views_of_other_images_are_refused() -> None:
+    for rows in (2, 6):
+        with pytest.raises(ValueError, match=f"of the same images, got 4 and {rows} rows"):
+            same_image_retrieval(torch.ones(4, 3), torch.ones(rows, 3))
+    with pytest.raises(ValueError, match=r"got view1 \(0, 3\) and view2 \(0, 3\)"):
+        same_image_retrieval(torch.ones(0, 3), torch.ones(0, 3))
+
+
 @given(st.integers(0, 2**31))
 def test_the_share_of_the_same_client_is_that_of_a_loop(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

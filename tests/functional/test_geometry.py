@@ -47,6 +47,15 @@ def test_effective_rank_does_not_centre():
     assert float(effective_rank(torch.ones(9, 4))) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("measure", [effective_rank, representability])
+def test_a_decomposition_of_what_is_not_finite_is_refused(measure, bad):
+    h = torch.ones(4, 3)
+    h[1, 2] = bad
+    with pytest.raises(ValueError, match=r"[hw] must be finite, got [hw] \(4, 3\) float32 with other values"):
+        measure(h)
+
+
 def test_effective_rank_gradients():
     assert gradcheck(effective_rank, (rows(6, 4).requires_grad_(),))
     for h in (torch.zeros(3, 4), torch.ones(3, 4), torch.ones(1, 4), torch.eye(4)):

@@ -91,3 +91,9 @@ def test_a_straight_trajectory_has_no_second_direction():
     torch.testing.assert_close(places, torch.tensor([[10.0, 0], [5.0, 0], [0, 0]]), atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="at least 2 models"):
         trajectory_plane(torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_trajectory_through_a_model_that_is_not_finite_has_no_plane(bad):
+    with pytest.raises(ValueError, match=r"models must be finite, got models \(2, 3\)"):
+        trajectory_plane(torch.tensor([[1.0, bad, 0.0], [1.0, 0.0, 0.0]]))

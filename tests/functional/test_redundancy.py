@@ -165,3 +165,18 @@ def test_products_of_other_dimensions_are_refused():
     statistics = encoding_statistics(torch.randn(4, 3), torch.randn(4, 3))
     with pytest.raises(ValueError, match="expected product"):
         correlation_loss(statistics._replace(product=torch.ones(1, 3)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"square1": torch.ones(1)},
+        {"square2": torch.ones(4, 3)},
+        {"mean2": torch.ones(4), "square2": torch.ones(4), "product": torch.ones(3, 4)},
+        {"mean1": torch.ones(1, 3), "product": torch.ones(1, 3, 3)},
+    ],
+)
+def test_statistics_that_do_not_belong_together_are_refused(other):
+    statistics = encoding_statistics(torch.randn(4, 3), torch.randn(4, 3))
+    with pytest.raises(ValueError, match=r"means and mean squares \(d,\), got mean1 \("):
+        correlation_loss(statistics._replace(**other))

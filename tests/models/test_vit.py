@@ -72,6 +72,14 @@ def test_patches_are_the_images_squares(channels):
     assert torch.equal(unpatchify(patches, 2, 6), images)
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 5, 4), (1, 3, 4, 5), (1, 3, 1, 1), (3, 4, 4)])
+def test_images_that_do_not_divide_into_patches_are_refused(small, shape):
+    with pytest.raises(ValueError, match=r"sides that are multiples of 2, got \("):
+        patchify(torch.ones(shape), 2)
+    with pytest.raises(ValueError, match="multiples of 2"):
+        small(torch.ones(shape))
+
+
 def test_masks_exactly_192_of_256_patches():
     keep, mask = random_masking(50, 256, generator())
     assert keep.shape == (50, 64)

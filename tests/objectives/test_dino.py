@@ -126,3 +126,5 @@ def test_an_encoder_that_cannot_process_the_crops_is_refused():
     federation(*DINO, *vit, "views.local_size=4")  # its position embeddings are interpolated
     with pytest.raises(UserError, match=r"local crops of side 1 .*; set views.local_size"):
         federation(*DINO, *vit, "views.local_size=1", "views.pad_crop=0")
+    with pytest.raises(UserError, match=r"local crops of side 5 .*multiples of 4.*; set views.local_size"):
+        federation(*DINO, *vit, "views.local_size=5")

@@ -39,7 +39,7 @@ def geometry(
         mean over pairs within one client and between two clients.
 
     Raises:
-        ValueError: The shapes do not match.
+        ValueError: The shapes do not match, or the representations are not finite.
 
     Reference:
         Wang and Isola, ICML 2020, https://arxiv.org/abs/2005.10242 (alignment, uniformity); SSD, Eq. 5, with
@@ -52,6 +52,9 @@ def geometry(
         >>> round(found["effective_rank"], 4), round(found["uniformity"], 4)
         (3.0, -4.0)
     """
+    if h.ndim != 2 or not h.isfinite().all():
+        other = "" if h.ndim != 2 else " with other values"
+        raise ValueError(f"representations must be finite and (N, d), got {tuple(h.shape)}{other}")
     # R of a QR decomposition has the singular values of h, and at most d × d entries.
     small = torch.linalg.qr(h.double(), mode="r").R
     found: dict[str, float | list[float]] = {

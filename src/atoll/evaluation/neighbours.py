@@ -26,6 +26,9 @@ def nearest(bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None) ->
         - bank: (N, d); queries: (M, d); own: (M,) int
         - Output: indices (M, min(k, N)) int64, similarities (M, min(k, N)); with ``own``, N − 1 for N
 
+    Raises:
+        ValueError: The shapes do not match, a set is empty, or k is not positive.
+
     Example:
         >>> import torch
         >>> from atoll.evaluation import nearest
@@ -33,6 +36,13 @@ def nearest(bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None) ->
         >>> nearest(bank, torch.tensor([[2.0, 0.1]]), k=2)[0]
         tensor([[0, 2]])
     """
+    _check(bank=bank, queries=queries)
+    if own is not None and own.shape != queries.shape[:1]:
+        raise ValueError(
+            f"own must name a row for each of {len(queries)} queries, got shape {tuple(own.shape)}"
+        )
+    if k < 1:
+        raise ValueError(f"k must be positive, got {k}")
     k = min(k, len(bank) - (own is not None))
     blocks = list(nearest_blocks(bank, queries, k, own))
     return torch.cat([indices for _, indices in blocks]), torch.cat([similar for similar, _ in blocks])
@@ -50,6 +60,13 @@ def nearest_blocks(
         if own is not None:
             similarity.scatter_(1, own[start : start + rows, None].to(similarity.device), -torch.inf)
         yield _largest(similarity, k)
+
+
+def _check(**features: Tensor) -> None:
+    found = [tuple(each.shape) for each in features.values()]
+    if any(len(shape) != 2 or 0 in shape or shape[1] != found[0][1] for shape in found):
+        named = " and ".join(f"{name} {shape}" for name, shape in zip(features, found, strict=True))
+        raise ValueError(f"features must be (N, d) and (M, d), none of them empty; got {named}")
 
 
 def _largest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -73,7 +90,13 @@ def same_image_retrieval(view1: Tensor, view2: Tensor) -> float:
 
     Shape:
         - view1, view2: (N, d)
+
+    Raises:
+        ValueError: The shapes differ, or there are no images.
     """
+    _check(view1=view1, view2=view2)
+    if len(view1) != len(view2):
+        raise ValueError(f"the views must be of the same images, got {len(view1)} and {len(view2)} rows")
     indices, _ = nearest(view1, view2, 1)
     return float((indices[:, 0].cpu() == torch.arange(len(view2))).double().mean())
 

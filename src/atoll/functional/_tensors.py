@@ -75,6 +75,17 @@ def check_width(z: Tensor, least: int = 0, **tensors: Tensor) -> None:
             raise ValueError(f"expected float shape (M, {z.shape[1]}) with M >= {least}, got {got}")
 
 
+def check_finite(**tensors: Tensor) -> None:
+    """Check that each tensor is finite, for decompositions, which have no result for other values.
+
+    Raises:
+        ValueError: If one is not; the message names it.
+    """
+    for name, t in tensors.items():
+        if not t.isfinite().all():
+            raise ValueError(f"{name} must be finite, got {shapes(**{name: t})} with other values")
+
+
 def check_positive(**numbers: float) -> None:
     """Check that each number is above zero.
 

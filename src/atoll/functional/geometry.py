@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import check_rows, full_precision, shapes, unit, zero_loss
+from atoll.functional._tensors import check_finite, check_rows, full_precision, shapes, unit, zero_loss
 
 
 @full_precision
@@ -24,7 +24,7 @@ def effective_rank(h: Tensor) -> Tensor:
         h: (N, d). Output: scalar.
 
     Raises:
-        ValueError: If `h` is not (N, d).
+        ValueError: If `h` is not (N, d), or not finite.
 
     Reference:
         Roy and Vetterli, The Effective Rank, 2007; Fang et al., Soft Separation and Distillation, 2025, Eq.
@@ -39,6 +39,7 @@ def effective_rank(h: Tensor) -> Tensor:
         1.0
     """
     check_rows(h=h)
+    check_finite(h=h)
     sigma = torch.linalg.svdvals(h)
     sigma = sigma[sigma > sigma.max() * max(h.shape) * torch.finfo(h.dtype).eps]
     if sigma.numel() == 0:
@@ -145,7 +146,7 @@ def representability(w: Tensor) -> Tensor:
         w: (m, d). Output: (d,).
 
     Raises:
-        ValueError: If `w` is not (m, d).
+        ValueError: If `w` is not (m, d), or not finite.
 
     Reference:
         Wang et al., Does Learning from Decentralized Non-IID Unlabeled Data Benefit from Self Supervision?,
@@ -158,6 +159,7 @@ def representability(w: Tensor) -> Tensor:
         tensor([0.5000, 0.5000, 0.0000])
     """
     check_rows(w=w)
+    check_finite(w=w)
     _, sigma, vh = torch.linalg.svd(w, full_matrices=False)
     spanning: Tensor = vh[sigma > sigma.max() * max(w.shape) * torch.finfo(w.dtype).eps]
     return spanning.square().sum(dim=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import check_rows, full_precision, shapes
+from atoll.functional._tensors import check_finite, check_rows, full_precision, shapes
 
 
 @full_precision
@@ -88,7 +88,7 @@ def trajectory_plane(models: Tensor) -> tuple[Tensor, Tensor]:
         does not use is zero), (T, 2).
 
     Raises:
-        ValueError: If `models` is not (T, D), or T or D is below 2.
+        ValueError: If `models` is not (T, D), or not finite, or T or D is below 2.
 
     Reference:
         Li et al., Visualizing the Loss Landscape of Neural Nets, 2018, Section 7.
@@ -103,6 +103,7 @@ def trajectory_plane(models: Tensor) -> tuple[Tensor, Tensor]:
     check_rows(models=models)
     if min(models.shape) < 2:
         raise ValueError(f"expected at least 2 models of at least 2 weights, got {shapes(models=models)}")
+    check_finite(models=models)
     steps = models - models[-1]
     _, lengths, directions = torch.linalg.svd(steps, full_matrices=False)
     used = lengths > lengths[0] * max(steps.shape) * torch.finfo(models.dtype).eps

@@ -205,7 +205,7 @@ def correlation_loss(statistics: EncodingStatistics, lambd: float = 0.0051) -> T
         Output: scalar, float32.
 
     Raises:
-        ValueError: If the products are not those of the views' dimensions.
+        ValueError: If the shapes do not match.
 
     Reference:
         Vemulapalli et al., Federated Training of Dual Encoding Models on Small Non-IID Client Datasets, 2022.
@@ -218,8 +218,10 @@ def correlation_loss(statistics: EncodingStatistics, lambd: float = 0.0051) -> T
         >>> round(correlation_loss(encoding_statistics(z, z)).item(), 4)  # 2 · 0.0051
         0.0102
     """
-    if statistics.product.shape != statistics.mean1.shape + statistics.mean2.shape:
-        raise ValueError(f"expected product (d, d) and means (d,), got {shapes(**statistics._asdict())}")
+    d = statistics.mean1.shape
+    if len(d) != 1 or [tuple(each.shape) for each in statistics] != [d, d, d, d, d + d]:
+        got = shapes(**statistics._asdict())
+        raise ValueError(f"expected product (d, d), and means and mean squares (d,), got {got}")
     one = _inverse_deviation(statistics.mean1, statistics.square1)
     two = _inverse_deviation(statistics.mean2, statistics.square2)
     covariance = statistics.product - statistics.mean1[:, None] * statistics.mean2[None, :]

@@ -33,12 +33,20 @@ def patchify(images: Tensor, patch: int) -> Tensor:
         - Input: (N, C, H, W), H and W multiples of ``patch``
         - Output: (N, H·W / patch², C · patch²)
 
+    Raises:
+        ValueError: The images do not divide into patches.
+
     Example:
         >>> import torch
         >>> from atoll.models import patchify
         >>> patchify(torch.arange(16.0).reshape(1, 1, 4, 4), patch=2)[0, 0]  # the patch at the top left
         tensor([0., 1., 4., 5.])
     """
+    if images.ndim != 4 or patch < 1 or images.shape[2] % patch or images.shape[3] % patch:
+        shape = tuple(images.shape)
+        raise ValueError(
+            f"expected images (N, C, H, W) with sides that are multiples of {patch}, got {shape}"
+        )
     return nn.functional.unfold(images, patch, stride=patch).transpose(1, 2)
 
 
