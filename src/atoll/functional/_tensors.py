@@ -118,6 +118,18 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return (unit(a) * unit(b)).sum(dim=-1)
 
 
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """‖a_i − b_j‖² as ‖a_i‖² + ‖b_j‖² − 2⟨a_i, b_j⟩, without the (N, M, d) differences.
+
+    The rounding error is that of the squared norms, so a small distance may come out negative. Callers therefore
+    centre rows that may be long, all on one point, which changes no distance; rows of length one need no centring.
+
+    Shape:
+        a: (N, d). b: (M, d). Output: (N, M).
+    """
+    return a.square().sum(dim=1)[:, None] + b.square().sum(dim=1) - 2.0 * (a @ b.T)
+
+
 def zero_loss(z: Tensor) -> Tensor:
     """Zero that keeps `z` in the graph, with gradient zero, for losses over an empty set."""
     return z.sum() * 0.0

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import MIN_NORM, check_rows, check_width, full_precision, shapes
+from atoll.functional._tensors import (
+    MIN_NORM,
+    check_rows,
+    check_width,
+    full_precision,
+    shapes,
+    squared_distances,
+)
 
 
 @full_precision
@@ -32,7 +39,7 @@ def mean_distance(z: Tensor) -> Tensor:
         4.0
     """
     check_rows(2, z=z)
-    squares = _squared_distances(z, z)
+    squares = _squares(z, z)
     positive = squares > 0  # equal rows have the gradient zero, where the square root has none
     return (torch.where(positive, squares, 1.0).sqrt() * positive).sum() / (len(z) * (len(z) - 1))
 
@@ -72,7 +79,7 @@ def mmd(x: Tensor, y: Tensor, bandwidth: Tensor | float) -> Tensor:
         raise ValueError(f"expected one bandwidth, got {shapes(bandwidth=sigma)}")
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        return (-_squared_distances(a, b) / (2.0 * sigma.square())).exp()
+        return (-_squares(a, b) / (2.0 * sigma.square())).exp()
 
     def of_different_rows(a: Tensor) -> Tensor:
         off_diagonal = 1.0 - torch.eye(len(a), dtype=a.dtype, device=a.device)
@@ -111,9 +118,8 @@ def adaptive_mmd(z: Tensor, reference: Tensor) -> Tensor:
     return mmd(z, reference.detach(), mean_distance(z.detach()))
 
 
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖a_i − b_j‖², (N, M), without the (N, M, d) differences; at zero the gradient is zero."""
-    same, centre = a is b, b.detach().mean(dim=0)  # centred rows have smaller rounding errors
-    a, b = a - centre, b - centre
-    squares = a.square().sum(dim=1)[:, None] + b.square().sum(dim=1) - 2.0 * (a @ b.T)
-    return squares.clamp_min(0.0).fill_diagonal_(0.0) if same else squares.clamp_min(0.0)
+def _squares(a: Tensor, b: Tensor) -> Tensor:
+    """‖a_i − b_j‖², (N, M), none below zero; at zero the gradient is zero."""
+    centre = b.detach().mean(dim=0)
+    squares = squared_distances(a - centre, b - centre).clamp_min(0.0)
+    return squares.fill_diagonal_(0.0) if a is b else squares

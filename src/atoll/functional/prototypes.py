@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import check_positive, check_rows, full_precision, shapes, unit
+from atoll.functional._tensors import (
+    check_positive,
+    check_rows,
+    full_precision,
+    shapes,
+    squared_distances,
+    unit,
+)
 
 
 @full_precision
@@ -38,7 +45,7 @@ def k_means(x: Tensor, draws: Tensor, iterations: int = 20) -> Tensor:
     check_rows(x=x)
     if draws.ndim != 1 or not len(draws):
         raise ValueError(f"expected one draw for each cluster, shape (K,), got {shapes(draws=draws)}")
-    x = x - x.mean(dim=0)  # smaller rounding errors
+    x = x - x.mean(dim=0)  # for `squared_distances`
     nearest = x.new_full((len(x),), 1.0)  # squared distances to the nearest seed; all equal before the first
     seeds: list[Tensor] = []
     for draw in torch.split(draws, 1):
@@ -134,7 +141,7 @@ def prototype_classification(
     check_positive(clusters=clusters)
     _check_labels(h1, clusters, labels1=labels1, labels2=labels2)
     prototypes, present = _means(h1, labels1, clusters)
-    scores = -_squared_distances(unit(h2), unit(prototypes))
+    scores = -squared_distances(unit(h2), unit(prototypes))
     return _cross_entropy(scores, labels2, present.expand_as(scores), present[labels2])
 
 
@@ -190,11 +197,7 @@ def _means(x: Tensor, labels: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
 
 
 def _assign(x: Tensor, centroids: Tensor) -> Tensor:
-    return _squared_distances(x, centroids).argmin(dim=1)
-
-
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    return a.square().sum(dim=1)[:, None] + b.square().sum(dim=1) - 2.0 * (a @ b.T)
+    return squared_distances(x, centroids).argmin(dim=1)
 
 
 def _cross_entropy(scores: Tensor, target: Tensor, allowed: Tensor, valid: Tensor) -> Tensor:
