@@ -39,8 +39,8 @@ from atoll.components.base import (
 from atoll.components.declaration import MOST_IMAGES
 from atoll.core.tree import Tree, Weights
 from atoll.functional import EncodingStatistics, correlation_loss, encoding_statistics
+from atoll.methods.cohort_statistics import CohortStatistics
 from atoll.methods.method import Method
-from atoll.objectives.cohort_statistics import CohortStatistics
 
 ROUNDING = 1e-6  # of the means of equal embeddings, whose squares are equal
 VIEW_IMAGES = tuple(view.images for view in VIEWS)

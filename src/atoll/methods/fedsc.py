@@ -33,8 +33,8 @@ from atoll.components.base import (
 from atoll.core.schema import AtLeast, AtMost, Count, Positive
 from atoll.core.tree import Tree, Weights
 from atoll.functional import clipped_correlation, spectral_contrast
+from atoll.methods.cohort_statistics import CohortStatistics
 from atoll.methods.method import Method
-from atoll.objectives.cohort_statistics import CohortStatistics
 
 ROUNDING = 1e-4  # relative to μ
 
