@@ -18,6 +18,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import NEIGHBOURS, Run
 from atoll.data.sources import load_data
 from atoll.recipe.recipe import recipe_of
+from atoll.report.neighbours import neighbours_table
 from tests.harness import run_tiny
 from tests.trees import same
 
@@ -46,6 +47,12 @@ def test_two_searches_are_equal_and_the_run_stays_sound(run: Run) -> None:
     assert same(first, find_neighbours(run, queries=2, k=3))
     assert same(first, tree.load(run.folder / NEIGHBOURS))
     assert not check_run(run).damaged
+
+
+def test_every_column_of_the_pictures_has_a_heading(run: Run) -> None:
+    written = neighbours_table(find_neighbours(run, queries=1, k=2), "Nearest neighbours")
+    headings = re.findall(r'<th scope="col">(.*?)</th>', written)
+    assert headings == ["image", "picture", "neighbours, nearest first", "their clients", "cosine"]
 
 
 def test_an_image_finds_itself_among_others(run: Run, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_table_measures_what_a_table_beside_it_has_trained(
 
 def test_the_table_in_words(folder: Path, done: dict) -> None:
     header, rows = cells(done)
-    assert header == ["", "kNN %", "paper", "LP acc %", "paper", "time s", "paper"]
+    assert header == ["row", "kNN %", "paper", "LP acc %", "paper", "time s", "paper"]
     ours = done["rows"][1]["values"]["LP acc %"]["ours"]
     mean, std = statistics.mean(ours), statistics.stdev(ours)
     assert rows[1][0] == "SSD"
@@ -445,7 +445,7 @@ def test_a_table_without_published_values_is_no_papers(folder: Path) -> None:
     job = find_table(str(folder / "own.toml"), settings=["train.epochs=2"], out=folder / "own")
     assert job.changed() == {"train.epochs": "2; in the table's setting 1"}
     record = reproduce(job)
-    assert cells(record)[0] == ["", "kNN %"]
+    assert cells(record)[0] == ["row", "kNN %"]
     assert [len(row) for row in cells(record)[1]] == [2]
     assert remarks(record)[0] == "NOT the table's setting:"
     assert "paper" not in text(plan_table(job, dry_run(job))) + markdown(record)

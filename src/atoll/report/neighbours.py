@@ -84,7 +84,7 @@ def neighbours_table(record: Tree, caption: str) -> Html:
         for i, query in enumerate(record["queries"])
     ]
     whose = "their clients" if record["clients"] else "their names"
-    return table(caption, ["image", "", "neighbours, nearest first", whose, "cosine"], rows)
+    return table(caption, ["image", "picture", "neighbours, nearest first", whose, "cosine"], rows)
 
 
 def _picture(pictures: Any, words: str) -> Html:

@@ -17,7 +17,7 @@ def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Make the table's header and its rows; if there are published values, each follows the measured one."""
     columns = list(record["rows"][0]["values"])
     paper = ("paper",) if record["published"] else ()
-    header = ["", *(heading for column in columns for heading in (column, *paper))]
+    header = ["row", *(heading for column in columns for heading in (column, *paper))]
     digits = {
         column: max(_digits(row["values"][column]["published"]) for row in record["rows"])
         for column in columns
