@@ -1,7 +1,6 @@
 import csv
 import io
 import json
-import math
 import re
 from urllib.parse import unquote
 
@@ -10,8 +9,7 @@ import pytest
 
 from atoll.commands.report import report_runs
 from atoll.core.errors import UserError
-from atoll.core.metrics_lines import format_line
-from atoll.core.run_folder import Run, fingerprint_of_sites
+from atoll.core.run_folder import fingerprint_of_sites
 from atoll.report import write_report
 from atoll.report.reproduction import section
 from tests.harness import run_tiny
@@ -68,43 +66,6 @@ def test_the_time_of_several_runs_is_a_range(tmp_path):
     assert "Time of all rounds13 s" in report(tmp_path, folders[0]).text
 
 
-@pytest.mark.parametrize(
-    ("file", "change"),
-    [
-        ("evaluation.json", {"environments": 5}),
-        ("evaluation.json", {"knn/accuracy": 10**400}),
-        ("evaluation.json", {"geometry/singular_values": [["x"]]}),
-        ("evaluation.json", {"seconds": "<b>"}),
-        ("partition.json", {"clients": [{"name": "0", "size": math.inf, "label_counts": None}]}),
-        ("partition.json", {"options": None}),
-    ],
-)
-def test_an_edited_file_that_atoll_would_not_write_is_named(tmp_path, file, change):
-    """A file without a digest is read as it is; the commands ended with a traceback."""
-    run = make_run(tmp_path / "run")
-    (run / file).write_text(json.dumps({**json.loads((run / file).read_text()), **change}))
-    for command in (lambda: report_runs([run]), lambda: write_report([run], tmp_path / "report.html")):
-        with pytest.raises(UserError, match=rf"does not write \(.*may have been edited: .*{file}"):
-            command()
-    assert not (run / "report.html").exists()
-
-
-def test_only_files_without_a_digest_are_blamed(tmp_path, monkeypatch):
-    run = make_run(tmp_path / "run")
-    for name in ("recipe.toml", "partition.json", "evaluation.json"):
-        Run(run).write(name, (run / name).read_text())
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    sealed = [format_line(line) for line in lines]
-    edited = json.dumps({**lines[-1], "bytes_up": ["x"]}).encode()
-    (run / "metrics.jsonl").write_bytes(b"".join([*sealed[:-1], edited, b"\n"]))
-    with pytest.raises(UserError, match=r"edited: [^,]*metrics\.jsonl; restore"):
-        write_report([run], tmp_path / "report.html")
-    (run / "metrics.jsonl").write_bytes(b"".join(sealed))
-    monkeypatch.setattr("atoll.report.page.page", lambda *_: {}["defect"])
-    with pytest.raises(KeyError, match="defect"):
-        write_report([run], tmp_path / "report.html")
-
-
 def test_text_from_data_stays_text(tmp_path):
     run = make_run(tmp_path / "run", recipe={"title": "</script><script>boom</script> <i>$data</i>"})
     page = report(tmp_path, run)
@@ -114,54 +75,6 @@ def test_text_from_data_stays_text(tmp_path):
     assert page.data["maps"][0]["classes"] == CLASSES
     assert "a <b>count</b>" in page.text
     assert CLASSES[2] in page.tables["Images by client and class: ssd, seed 0"][0]
-
-
-@pytest.mark.parametrize(
-    ("file", "sentence"),
-    [
-        ("evaluation.json", "there are no final results of this run"),
-        ("partition.json", "its clients are unknown"),
-        ("metrics.jsonl", "there are no curves and no untrained encoder"),
-        ("map.safetensors", "there is no map"),
-    ],
-)
-def test_a_missing_or_damaged_file_is_said_and_the_rest_is_shown(tmp_path, file, sentence):
-    whole = make_run(tmp_path / "whole", "moon")
-    run = make_run(tmp_path / "broken")
-    (run / file).unlink()
-    page = report(tmp_path, whole, run)
-    assert f"broken: {file} is missing" in page.text
-    assert sentence in page.text
-    assert "whole:" not in page.text
-    assert row(page, "moon")[1].startswith("90.00")
-    (run / file).write_bytes(b"\x00{not json")
-    assert f"broken: {file} is " in report(tmp_path, run).text
-
-
-def test_lost_lines_of_a_finished_runs_metrics_are_said(tmp_path):
-    run = make_run(tmp_path / "run")
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:-2]))
-    page = report(tmp_path, run)
-    assert "run: metrics.jsonl ends at round 1 of 3, so the curves lack the rounds between." in page.text
-    assert "rounds are done" not in page.text
-
-
-def test_a_folder_with_a_recipe_alone_is_a_page(tmp_path):
-    run = make_run(tmp_path / "run", rounds=0)
-    for file in ("metrics.jsonl", "partition.json"):
-        (run / file).unlink()
-    page = report(tmp_path, run)
-    assert "run: 0 of 3 rounds are done" in page.text
-    assert "No round has been completed yet." in page.text
-
-
-def test_an_unfinished_run_shows_how_far_it_came(tmp_path):
-    page = report(tmp_path, make_run(tmp_path / "run", rounds=2, asked=5))
-    assert "run: 2 of 5 rounds are done; this page shows the completed ones." in page.text
-    (knn,) = [panel for panel in page.data["curves"] if panel["title"] == "kNN %"]
-    assert knn["series"] == [{"line": 0, "x": [0, 1, 2], "y": [50.0, 65.0, 70.0], "s": None}]
-    assert row(page, "ssd")[1] == "–"
 
 
 def test_without_labels_geometry_stands_alone_and_the_page_says_why(tmp_path):
@@ -253,16 +166,6 @@ def test_a_lost_site_is_named(tmp_path):
     assert "round 4: client 9’s update was lost (no such client)" in text
 
 
-def test_of_damaged_metrics_nothing_is_claimed(tmp_path):
-    damaged = make_run(tmp_path / "damaged", results=evaluation(0.8) | {"round": 3})
-    (damaged / "metrics.jsonl").write_text("{")
-    text = report(tmp_path, damaged).text
-    assert "damaged: its metrics cannot be read, so refused and lost updates are unknown" in text
-    assert "No update was refused or lost." not in text
-    with pytest.warns(UserWarning, match=r"damaged: metrics\.jsonl is missing or empty, so there are no"):
-        report_runs([damaged])
-
-
 def test_a_report_is_a_page_and_replaces_no_file_of_a_run(tmp_path):
     run, other = (make_run(tmp_path / name) for name in ("run", "other"))
     for name in ("recipe.toml", "metrics.jsonl", "page"):
@@ -295,37 +198,11 @@ def test_what_the_figures_lack_is_said(tmp_path):
     assert "Round 0 is the encoder before training." not in report(tmp_path, run).text
 
 
-def test_a_diverged_run_is_a_page(tmp_path):
-    run = make_run(tmp_path / "run")
-    line = {
-        "round": 4,
-        "loss": math.nan,
-        "bytes_up": 1,
-        "bytes_down": 1,
-        "evaluation": {"knn/accuracy": math.inf},
-    }
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert report(tmp_path, run).data["curves"]
-
-
 def test_the_same_runs_give_the_same_bytes(tmp_path):
     run = make_run(tmp_path / "run")
     first = write_report([run], tmp_path / "a.html").read_bytes()
     assert write_report([run, run], tmp_path / "b.html").read_bytes() == first
     assert str(tmp_path).encode() not in first
-
-
-def test_a_folder_that_holds_no_run_is_a_mistake_and_writes_nothing(tmp_path):
-    (tmp_path / "empty").mkdir()
-    for folders in ([], [tmp_path / "empty"], [tmp_path / "nowhere"]):
-        with pytest.raises(UserError):
-            write_report(folders, tmp_path / "report.html")
-    run = make_run(tmp_path / "run")
-    (run / "recipe.toml").write_text("seed = ")
-    with pytest.raises(UserError, match=r"recipe\.toml"):
-        write_report([run], tmp_path / "report.html")
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_the_page_says_which_images_and_setting_it_shows(tmp_path):
@@ -405,8 +282,3 @@ def test_what_failed_is_said_without_the_folders_of_this_machine(tmp_path):
     path = write_report([make_run(tmp_path / "run")], tmp_path / "report.html", why.values(), table)
     assert path.read_text().count("SSD, seed 1: cannot write …/metrics.jsonl: no space left") == 2
     assert "/home/me" not in path.read_text()
-
-
-def test_a_folder_whose_name_is_no_text_has_a_page(tmp_path):
-    run = make_run(tmp_path / "caf\udce9")
-    assert "caf" in write_report([run], tmp_path / "page.html").read_text()

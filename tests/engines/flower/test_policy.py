@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import py_compile
-import sys
 from datetime import datetime
 
 import pytest
@@ -26,9 +23,8 @@ from atoll.engines.flower.local_privacy import LocalPrivacy
 from atoll.engines.flower.policy import Policy, PolicyError
 from atoll.engines.flower.site import SiteSide, _cohort
 from atoll.engines.flower.site_options import SiteOptions
-from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.recipe.recipe import load_recipe, recipe_digest
-from tests.engines.flower.grid import FakeGrid, node
+from tests.engines.flower.grid import node
 from tests.engines.flower.site_runs import FOLDERS, play, site, sites
 from tests.harness import tiny
 
@@ -254,88 +250,6 @@ def test_noise_leaves_the_site_and_nothing_else_does(place):
     spent = [(line["epsilon"], line["delta"]) for line in lines if line["event"] == "update"]
     assert spent == [(LocalPrivacy(0.5, 0.1).epsilon(updates), 1e-5) for updates in (1, 2)]
     assert {"results": {}, "images": 0}.items() <= heard[-1].items()
-
-
-@pytest.fixture
-def marked(tmp_path, monkeypatch):
-    """A module that leaves a mark when it is imported."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "marking.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
-    return tmp_path
-
-
-def test_an_encoder_of_a_module_is_a_module_too(marked):
-    with pytest.raises(PolicyError, match="names the module 'marking'"):
-        Policy().check_text('[model]\nencoder = "marking:Net"\n')
-    for encoder in ("resnet18", "timm:test_resnet", "hf:vit"):
-        Policy().check_text(f'[model]\nencoder = "{encoder}"\n')
-    assert not (marked / "mark").exists()
-
-
-def test_a_transform_of_a_module_is_a_module_too(marked):
-    with pytest.raises(PolicyError, match="names the module 'marking'"):
-        Policy().check_text('[views]\ntransform = "marking:augment"\n')
-    Policy().check_text('[views]\npreset = "simclr"\n')
-
-
-@pytest.mark.parametrize("section", ["data", "options.em_inspector.data"])
-def test_a_dataset_of_a_module_is_a_module_too(marked, section):
-    with pytest.raises(PolicyError, match="names the module 'marking'"):
-        Policy().check_text(f'[{section}]\nsource = "marking:IMAGES"\n')
-    Policy().check_text(f'[{section}]\nsource = "digits"\n')
-    assert not (marked / "mark").exists()
-
-
-def recipe_with(module):
-    return f'[method]\nname = "{module}:Mine"\nterms = ["dsr"]\n'
-
-
-@pytest.mark.parametrize(
-    ("modules", "name", "words"),
-    [
-        ({}, "marking", "names the module 'marking', which the site's policy does not list"),
-        ({"marking": "00"}, "marking", "is not the one that the site's policy lists"),
-        ({"marking": "installed"}, "marking", "'marking' is not installed at the site"),
-        ({"absent": "00"}, "absent", "'absent', which the recipe names, is not at the site"),
-        ({"torch.nn": "00"}, "torch.nn", "can list it as installed only"),
-        ({"..": "00"}, "..", "cannot be the name of a module"),
-    ],
-)
-def test_a_module_that_is_not_allowed_is_named_and_not_imported(marked, modules, name, words):
-    with pytest.raises(PolicyError) as error:
-        Policy(modules=modules).check_text(recipe_with(name))
-    assert words in str(error.value)
-    assert not (marked / "mark").exists()
-    assert "marking" not in sys.modules
-
-
-def test_bytecode_beside_an_allowed_module_is_not_imported(marked):
-    file, told = marked / "marking.py", marked / "told.py"
-    told.write_text("hidden = True\n")
-    cached = importlib.util.cache_from_source(str(file))
-    py_compile.compile(str(told), cached, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    Policy(modules={"marking": hashlib.sha256(file.read_bytes()).hexdigest()}).check_text(
-        recipe_with("marking")
-    )
-    try:
-        assert not hasattr(importlib.import_module("marking"), "hidden")
-    finally:
-        sys.modules.pop("marking", None)
-    assert (marked / "mark").exists()
-
-
-def test_an_allowed_module_passes_without_an_import(marked):
-    digest = hashlib.sha256((marked / "marking.py").read_bytes()).hexdigest()
-    Policy(modules={"marking": digest}).check_text(recipe_with("marking"))
-    Policy(modules={"torch": "installed"}).check_text(recipe_with("torch"))
-    assert not (marked / "mark").exists()
-
-
-def test_a_site_without_a_policy_imports_no_module_of_a_recipe(place, marked):
-    grid = FakeGrid({13: site(13, "west", place)})
-    with pytest.raises(UserError, match="names the module 'marking'"):
-        SiteRegistry(grid, recipe_with("marking"), 1).gather(1, 0.5)
-    assert not (marked / "mark").exists()
 
 
 def test_local_privacy_of_a_policy_is_built_from_its_table(tmp_path):
