@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from atoll.cli.main import main
+from atoll.core.errors import UserError
 from tests.harness import run_tiny
 
 # Which values they hold is said in a line.
@@ -112,6 +113,9 @@ def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
     torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
     os.replace(folder / names[0], os.fsencode(folder) + b"/\xe9.png")
     assert "\N{REPLACEMENT CHARACTER}.png" in embed_images(encoder, folder)[0]
+    os.mkfifo(folder / "pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png is a pipe, a socket or a device"):
+        embed_images(encoder, folder)
 
 
 def test_embedding_refuses_or_skips_what_is_no_image(finished, tmp_path, capsys):

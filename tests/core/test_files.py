@@ -8,7 +8,15 @@ import pytest
 
 from atoll.core import files
 from atoll.core.errors import UserError
-from atoll.core.files import cache_folder, clear_parts, content_digest, is_file, whole_file, write_whole
+from atoll.core.files import (
+    cache_folder,
+    clear_parts,
+    content_digest,
+    is_file,
+    read_bytes,
+    whole_file,
+    write_whole,
+)
 
 
 def old(path):
@@ -47,6 +55,25 @@ def test_a_file_that_may_or_may_not_be_is_an_error(tmp_path):
     ]  # fmt: skip
     with pytest.raises(OSError, match="File name too long"):
         is_file(tmp_path / ("x" * 300))
+
+
+def test_a_pipe_among_files_is_named_and_never_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "pipe.png")
+    for name in ("pipe.png", "link.png"):
+        with pytest.raises(
+            UserError, match=rf"{name} is a pipe, a socket or a device, and not a regular file"
+        ):
+            content_digest([(name, tmp_path / name)])
+
+
+@pytest.mark.parametrize("read", [read_bytes, lambda path: content_digest([("a", path)])])
+def test_a_link_without_a_target_is_said_to_be_one(tmp_path, read):
+    (tmp_path / "link.png").symlink_to("gone.png")
+    with pytest.raises(UserError, match=r"link\.png: it is a link to gone\.png, which does not exist"):
+        read(tmp_path / "link.png")
+    with pytest.raises(UserError, match=r"none\.png: No such file or directory$"):
+        read(tmp_path / "none.png")
 
 
 def test_a_damaged_note_of_a_digest_is_computed_again(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import tarfile
 from pathlib import Path
@@ -195,6 +196,14 @@ def test_what_is_wrong_with_a_folder_or_file_is_said(samples, tmp_path):
     empty = shard(tmp_path / "empty.tar", {"a.txt": b"words"})
     with pytest.raises(UserError, match=r"empty\.tar holds no images"):
         load(empty)
+
+
+@pytest.mark.parametrize("source", ["tar", "parquet", "images"])
+def test_a_pipe_among_the_files_is_named_and_never_waited_for(tmp_path, source):
+    name = {"tar": "train.tar", "parquet": "train.parquet", "images": "image.png"}[source]
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name} is a pipe, a socket or a device"):
+        load(tmp_path, source)
 
 
 def test_a_shard_of_two_splits_is_refused(samples, tmp_path):

@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.core.config import build
 from atoll.core.devices import check_device, find_device, repeat_results
 from atoll.core.errors import UserError
-from atoll.core.files import read_bytes, write_whole
+from atoll.core.files import read_bytes, refuse_special, write_whole
 from atoll.core.outputs import check_output
 from atoll.core.process_state import standard_settings
 from atoll.core.text import clean
@@ -124,7 +124,7 @@ def image_batches(
     how = decoding_of(encoder)
     for start in range(0, len(paths), BATCH):
         some = paths[start : start + BATCH]
-        decoded = decode_batch([read_bytes(path) for path in some], how)
+        decoded = decode_batch([read_bytes(refuse_special(path)) for path in some], how)
         for row, reason in decoded.corrupt.items():
             what = f"{some[row]} cannot be read as the encoder's training images were: {reason}"
             if on_corrupt != "skip":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import IO
 
 from atoll.core.digests import checksum
@@ -48,6 +48,33 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def refuse_special(path: Path, mode: int | None = None) -> Path:
+    """Return the path of a file, unless it is a pipe, a socket or a device, which may never end.
+
+    Args:
+        path: The path; one that does not exist is returned, too.
+        mode: The file's mode, if it is known.
+
+    Raises:
+        UserError: It is a pipe, a socket or a device.
+    """
+    try:
+        mode = path.stat().st_mode if mode is None else mode
+    except OSError:  # its reader says why
+        return path
+    if not S_ISREG(mode) and not S_ISDIR(mode):
+        raise UserError(f"{path} is a pipe, a socket or a device, and not a regular file; remove it")
+    return path
+
+
+def unreadable(path: Path | str, error: OSError) -> UserError:
+    """Make the error for a file that cannot be read; a link whose target does not exist is named as one."""
+    why = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError) and os.path.islink(path):
+        why = f"it is a link to {os.readlink(path)}, which does not exist; restore that file, or remove the link"
+    return UserError(f"cannot read {path}: {why}")
+
+
 def data_folder() -> Path | None:
     """Folder in which images are searched for if they are not found elsewhere, ``$ATOLL_DATA``; None if not set."""
     folder = os.environ.get("ATOLL_DATA")
@@ -68,6 +95,8 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
     """
     try:
         stats = [path.stat() for _, path in files]
+        for (_, path), stat in zip(files, stats, strict=True):
+            refuse_special(path, stat.st_mode)
         keys = [
             # The modification time of the content can be set, as by archives; that of the entry (ctime) cannot.
             f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
@@ -86,7 +115,7 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
                 while chunk := file.read(1 << 20):
                     digest.update(chunk)
     except OSError as error:
-        raise UserError(f"cannot read {error.filename}: {error.strerror or error}") from error
+        raise unreadable(error.filename, error) from error
     found = digest.hexdigest().encode()
     write_whole(memo, found + checksum(found), shared=True)
     return digest.hexdigest()
@@ -221,7 +250,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise unreadable(path, error) from error
 
 
 def _sync_names(folder: Path) -> None:

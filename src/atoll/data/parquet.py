@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from atoll.core.errors import UserError, did_you_mean
-from atoll.core.files import content_digest
+from atoll.core.files import content_digest, refuse_special
 from atoll.core.text import few, first_line, plural
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions, held_out_names, refuse_test_split
@@ -136,7 +136,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         UserError: The file is not a readable Parquet file.
     """
     try:
-        return pq.ParquetFile(path, memory_map=True)
+        return pq.ParquetFile(refuse_special(path), memory_map=True)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
 

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from atoll.core.errors import UserError
-from atoll.core.files import content_digest
+from atoll.core.files import content_digest, refuse_special
 from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
 from atoll.data.folders import IMAGE_SUFFIXES, SPLITS
@@ -172,7 +172,7 @@ def _samples(number: int, path: Path) -> dict[str, dict[str, _Place]]:
     samples: dict[str, dict[str, _Place]] = defaultdict(dict)
     last, size = "its start", path.stat().st_size
     try:
-        with tarfile.open(path, "r:") as tar:
+        with tarfile.open(refuse_special(path), "r:") as tar:
             for member in tar:
                 folder, slash, name = member.name.rpartition("/")
                 stem, dot, rest = name.partition(".")
