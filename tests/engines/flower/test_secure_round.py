@@ -215,6 +215,20 @@ def test_an_answer_of_another_form_is_lost_and_the_round_goes_on(place, key, val
     assert run.metrics[-1]["lost"] == {"3": "its answer is invalid"}
 
 
+@pytest.mark.parametrize("key", ["shares", "commitments"])
+def test_a_word_of_megabytes_loses_its_site(place, key):
+    """The coordinator would combine shares of any length, in pure Python."""
+
+    def spoil(reply):
+        answer = tree(reply.content)
+        if answer.get(key):
+            reply.content = records({**answer, key: {**answer[key], "0": "00" * 10**6}})
+        return reply
+
+    run = play(sites(place, west=spoil), place, *SECURE, "train.rounds=1")
+    assert run.metrics[-1]["lost"] == {"3": "its answer is invalid"}
+
+
 def test_a_key_that_another_site_has_sent_loses_one_of_them(place):
     sent = []
 

@@ -23,6 +23,7 @@ from atoll.engines.flower.masks import PublicKeys, Shares, is_committed, is_publ
 from atoll.engines.jobs import Total
 
 KEYS, SHARES, REVEAL = (f"{QUERY}.secure_{stage}" for stage in ("keys", "shares", "reveal"))
+LONGEST = 4_096  # digits of a word; the longest, an encrypted share, has 1,224
 Requests = Mapping[int, dict[str, Tree]]
 log = logging.getLogger("flwr")
 Ask = Callable[[str, Requests], Generator[tuple[int, dict[str, Tree] | Lost], None, None]]
@@ -189,8 +190,11 @@ class SecureRound:
 
 
 def _words(value: Tree, names: set[str]) -> Tree:
-    """A table of exactly these names with hexadecimal words; None otherwise."""
+    """A table of exactly these names with hexadecimal words of at most `LONGEST` digits; None otherwise."""
     if not isinstance(value, dict) or value.keys() != names:
         return None
-    right = all(isinstance(word, str) and re.fullmatch("(?:[0-9a-f]{2})+", word) for word in value.values())
-    return value if right else None
+    right = (
+        isinstance(word, str) and len(word) <= LONGEST and re.fullmatch("(?:[0-9a-f]{2})+", word)
+        for word in value.values()
+    )
+    return value if all(right) else None
