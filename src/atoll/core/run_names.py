@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from atoll.core.errors import UserError
-from atoll.core.text import clean
+from atoll.core.text import clean, short
 
 MAX_NAME_BYTES = 200  # limit of a recipe's name: file systems allow 255, and suffixes need some of them
 
@@ -20,7 +20,7 @@ def check_name(name: str) -> None:
     is_path = name.strip() in ("", "..") or set(name) & set("/\\\0") or clean(name) != name
     if is_path or len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise UserError(
-            f"name = {name!r} cannot name a run's folder; give it a short word, and set the location of the "
+            f"name = {short(name)} cannot name a run's folder; give it a short word, and set the location of the "
             "folder with --out"
         )
 
