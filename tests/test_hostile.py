@@ -8,6 +8,7 @@ import torch
 
 import forged_updates
 import hostile
+import hostile_first
 from atoll.aggregation import em_inspector
 from atoll.aggregation.em_inspector import suspicion
 from atoll.core.tree import clone
@@ -21,6 +22,11 @@ def scene():
 def test_the_page_is_what_the_record_says():
     text = hostile.PAGE.read_text("utf-8")
     assert hostile.page(text, json.loads(hostile.RECORD.read_text("utf-8"))) == text
+
+
+def test_the_first_round_s_table_is_what_its_record_says():
+    text = hostile.PAGE.read_text("utf-8")
+    assert hostile_first.page(text, json.loads(hostile_first.RECORD.read_text("utf-8"))) == text
 
 
 @pytest.mark.slow

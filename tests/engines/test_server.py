@@ -84,6 +84,14 @@ def test_too_few_accepted_updates_are_an_error_and_change_nothing(trained):
     assert same(server.checkpoint(), fresh.checkpoint())
 
 
+def test_a_model_that_an_earlier_update_spoiled_is_named_as_a_cause(trained):
+    """As weights that one client multiplied by 30 in the first round: all honest clients then move far."""
+    _, good = trained
+    far = {client: scaled(update, 1000.0) for client, update in good.items()}
+    with pytest.raises(TooFewUpdatesError, match=r"suspect an update that an earlier round .* spoiled"):
+        server_of(trained).run_round(Fixed(far))
+
+
 def test_half_is_not_too_few(trained):
     _, good = trained
     server = server_of(trained)

@@ -23,9 +23,13 @@ def too_few(record: Record, accepted: int, cohort: int, share: float, aggregatio
         required = f"train.min_accepted requires {share:.0%}"
     else:
         required = f"{aggregation.name!r} requires {aggregation.least_updates}"
+    beyond = sum("(train.norm_factor)" in reason for reason in record.refused.values())
     remedies = {
         "lower train.lr if training diverges, or raise a bound that is too tight, or correct a component that "
         "does not send what it declares": record.refused,
+        "suspect an update that an earlier round accepted and that spoiled the model, because most clients now "
+        "move far more than before (start again without its client, with a lower train.first_norm, or with "
+        'method.aggregation = "median")': beyond > cohort / 2,
         "resume when the lost clients are back": record.lost,
         "lower train.min_accepted to continue with fewer": accepted and by_share,
         f"change options.{aggregation.name} to continue with fewer": not by_share,
