@@ -73,7 +73,6 @@ def test_beside_another_loss_it_is_the_same():
 
 def test_an_objective_and_a_term_share_no_head_of_two_sizes():
     both = ("method.name=fed_pr", "method.terms=['rotation_term']", "model.projector_dim=24")
-    with pytest.raises(
-        UserError, match="two components of the method have a head 'rotation_head', of different"
-    ):
+    words = "the head 'rotation_head' of 'rotation_term' has other sizes .* leave one of them out"
+    with pytest.raises(UserError, match=words):
         Rounds(*both, "options.rotation_term.on=z")

@@ -319,6 +319,6 @@ def _assemble(recipe: Recipe, setting: Setting, encoder: nn.Module, projector: n
             elif _shapes(networks[name]) != _shapes(head):
                 raise UserError(
                     f"the head {name!r} of {component.name!r} has other sizes than the network of this name that "
-                    "the method already has; give it another name"
+                    "the method already has; leave one of them out, or give it another name"
                 )
     return networks
