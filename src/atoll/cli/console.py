@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from unicodedata import category
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from atoll.core.text import REPLACED
+from atoll.core.text import clean
 
 
 class _Console(Console):
@@ -23,16 +22,14 @@ class _Console(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Render without the control characters of texts; they have no width in rich's tables."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(_printable(segment.text), segment.style)
+            yield segment if segment.control else Segment(_cleaned(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
-def _printable(text: str) -> str:
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(letter for letter in text if letter == "\n" or category(letter) not in REPLACED)
+def _cleaned(text: str) -> str:
+    return "\n".join(clean(line, "") for line in text.split("\n"))
 
 
 def make_console(width: int = 120) -> Console:

@@ -14,7 +14,7 @@ from atoll.core import tree
 from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.audit_log import AuditLog
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, round_of
-from atoll.core.digests import JSON, TOML
+from atoll.core.digests import is_sealed_text
 from atoll.core.errors import UserError
 from atoll.core.kept_models import FOLDER as MODELS
 from atoll.core.remedies import damaged, missing, remedy
@@ -198,6 +198,4 @@ def _has_digest(path: Path) -> bool:
         start = file.read(1024)
     if path.suffix in (".safetensors", ".states"):
         return sealed(start) or has_digest(start)
-    return (
-        not start or path.name == AUDIT or start.startswith((TOML if path.suffix == ".toml" else JSON).before)
-    )
+    return not start or path.name == AUDIT or is_sealed_text(start)

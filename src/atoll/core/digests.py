@@ -44,6 +44,11 @@ JSON = TextForm(b'{"digest": "', b'", ', b"{")
 TOML = TextForm(b"# digest ", b"\n", b"")
 
 
+def is_sealed_text(start: bytes) -> bool:
+    """Whether the first bytes of a text file, or of a line of metrics, show a digest."""
+    return start.startswith((JSON.before, TOML.before))
+
+
 def checksum(*pieces: bytes | memoryview) -> bytes:
     """Compute the digits of a digest over pieces of bytes."""
     crc = 0

@@ -109,6 +109,7 @@ class Infinite(Rule):
 
 Positive = Annotated[float, Above(0)]
 Count = Annotated[int, Above(0)]
+ImageSize = Annotated[int, Above(0), AtMost(8192)]  # pixels of a side
 Whole = Annotated[int, AtLeast(0)]
 Width = Annotated[int, Above(0), AtMost(65_536)]  # of a layer
 Share = Annotated[float, Above(0), AtMost(1)]

@@ -7,11 +7,11 @@ import unicodedata
 from collections.abc import Iterable
 
 LONGEST = 1000  # maximum number of characters in a line
-REPLACED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters, lone surrogates, line separators
+_REPLACED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters, lone surrogates, line separators
 
 
-def clean(text: str) -> str:
-    r"""Replace control characters, which could move a terminal's cursor or reorder a line, by "�".
+def clean(text: str, by: str = "�") -> str:
+    r"""Replace control characters, which could move a terminal's cursor or reorder a line.
 
     Example:
         >>> from atoll.core.text import clean
@@ -20,7 +20,7 @@ def clean(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join("�" if unicodedata.category(letter) in REPLACED else letter for letter in text)
+    return "".join(by if unicodedata.category(letter) in _REPLACED else letter for letter in text)
 
 
 def one_line(value: object) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from atoll.core.errors import UserError
 from atoll.core.processes import num_cores
-from atoll.core.schema import Above, AtMost
+from atoll.core.schema import ImageSize
 from atoll.core.text import error_words
 from atoll.data import tiff
 from atoll.data.arrays import TOO_LARGE, ArrayError, is_array, of_pillows_types, read_array
@@ -61,7 +61,7 @@ class Decoding:
         window_high: The value that becomes 255, for a fixed window.
     """
 
-    image_size: Annotated[int, Above(0), AtMost(8192)] = 32
+    image_size: ImageSize = 32
     channels: int = 3
     window: str = "fixed"
     window_low: float = _FULL_RANGE[0]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from atoll.core.config import Options
 from atoll.core.errors import UserError
 from atoll.core.given import PREFIX
-from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, OneOf, OneOfOr, Positive
+from atoll.core.schema import Above, AtLeast, AtMost, Below, Count, ImageSize, OneOf, OneOfOr, Positive
 from atoll.data.decode import Decoding, Window
 from atoll.data.partition.dirichlet import VARIANTS
 
@@ -99,7 +99,7 @@ class DataOptions(Options, section="data"):
     test_fraction: Held = 0.2
     validation_fraction: Held = 0.0
     limit: Count | None = None
-    image_size: Annotated[int, Above(0), AtMost(8192)] = 32
+    image_size: ImageSize = 32
     channels: Annotated[int, Above(0), AtMost(1024)] = 3
     image_column: str | None = None
     label_column: str | None = None

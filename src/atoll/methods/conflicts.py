@@ -30,6 +30,7 @@ def conflicts(method: Method, setting: Setting) -> Iterator[str]:
         yield from _forwards(component)
         yield from _descriptions(component)
     yield from _statistics(method.aggregation)
+    yield from _least_updates(method.aggregation)
     yield from _labels(method, setting)
     yield from _server(method)
     yield from _local_models(method, setting)
@@ -79,6 +80,9 @@ def _statistics(aggregation: Aggregation) -> Iterator[str]:
             f"{aggregation.name!r}.statistics is {declared!r}; it must be a tuple of "
             f"{', '.join(map(repr, STATISTICS))}, such as ('samples',)"
         )
+
+
+def _least_updates(aggregation: Aggregation) -> Iterator[str]:
     least: object = aggregation.least_updates
     if not isinstance(least, int):
         yield (

@@ -125,13 +125,13 @@ class RoundFold:
     def _folded(self) -> Models:
         """The aggregation's next models."""
         models, known = self._models.close(), self._state["models"]
-        wrong = None if isinstance(models, Mapping) else ""
-        if wrong is None:
-            wrong = next((f" without {name!r}" for name in known if name not in models), None)
-        if wrong is None:
-            wrong = next(
-                (f" with {name!r}, which models() lacks" for name in models if name not in known), None
-            )
+        wrong = None
+        if not isinstance(models, Mapping):
+            wrong = ""
+        elif missing := [name for name in known if name not in models]:
+            wrong = f" without {missing[0]!r}"
+        elif extra := [name for name in models if name not in known]:
+            wrong = f" with {extra[0]!r}, which models() lacks"
         if wrong is not None:
             raise UserError(
                 f"the fold of {self._aggregation!r} closes with {in_words(models)}{wrong}; return the models by "

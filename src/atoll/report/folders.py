@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from atoll.core.digests import JSON, TOML
+from atoll.core.digests import is_sealed_text
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
 from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, SITES_OWN, Run, is_of_sites
@@ -184,7 +184,7 @@ def _without_digest(folder: Path) -> list[Path]:
 def _has_digest(path: Path) -> bool:
     data = path.read_bytes()
     pieces = data.splitlines() if path.suffix == ".jsonl" else [data]  # each line of the metrics has its own
-    return all(piece.startswith((JSON.before, TOML.before)) for piece in pieces)
+    return all(map(is_sealed_text, pieces))
 
 
 class _Files:
