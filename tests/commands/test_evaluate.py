@@ -218,3 +218,14 @@ def test_a_column_called_client_determines_the_clients_wherever_it_stands():
     assert natural.client_column(["age", "site"]) is None
     assert replace(natural, column="age").client_column(["age", "client"]) == "age"
     assert PartitionOptions(kind="iid").client_column(["client"]) is None
+
+
+def test_a_protocol_of_the_users_code_is_found_in_the_working_folder(run, tmp_path, monkeypatch):
+    (tmp_path / "widths.py").write_text("def width(found):\n    return {'h': float(found.test_h.shape[1])}\n")
+    with pytest.raises(UserError, match="protocol 'widths:width': no module 'widths' in this folder"):
+        evaluate_run(run, "widths:width")
+    monkeypatch.chdir(tmp_path)
+    found = evaluate_run(run, "widths:width")
+    first = min(run.folder.glob("encoder-*.safetensors"))
+    assert found["widths:width/h"] == load_encoder(first).dim
+    assert json.loads((run.folder / "evaluation-widths.width.json").read_text())["protocol"] == "widths:width"

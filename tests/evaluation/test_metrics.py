@@ -64,3 +64,18 @@ def test_constants_are_what_is_no_measurement():
         "geometry/t": 2.0,
     }
     assert constants(results) == {"knn": {"k": 20}, "geometry": {"t": 2.0}}
+
+
+def test_floats_of_the_users_protocols_are_measurements_and_the_rest_constants():
+    results = {
+        "knn/accuracy": 0.5,
+        "mine:m/nmi": 0.25,
+        "mine:m/top_accuracy": 1,
+        "mine:m/k": 10,
+        "mine:m/kind": "x",
+    }
+    assert constants(results) == {"mine:m": {"k": 10, "kind": "x"}}
+    _, nmi, top = measured([results])
+    assert (nmi.title, nmi.values([results]), nmi.better) == ("m, nmi", [0.25], "")
+    assert (top.title, top.values([results]), top.better) == ("m, top_accuracy %", [100.0], "higher")
+    assert measured([results], "geometry") == []

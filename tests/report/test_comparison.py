@@ -75,11 +75,13 @@ def test_a_label_is_printed_as_it_is(tmp_path):
 def test_the_notes_have_the_constants_of_every_protocol(tmp_path):
     tuned = {"accuracy": 0.5, "name": "finetune-10, at most 5 epochs", "optimizer": "sgd", "head_lr": 0.3}
     more = {"clients-knn/accuracy": 0.4, "clients-knn/k": 9, "clients-knn/temperature": 0.1}
+    more |= {"mine:clusters/k": 10, "mine:clusters/nmi": 0.4, "mine:clusters/kind": "full"}
     more |= {f"finetune-10/{key}": value for key, value in (tuned | {"epochs": 5, "batch_size": 128}).items()}
     folder = make_run(tmp_path / "run", results=evaluation(0.7) | more)
     protocols = comparison_cells([Run(folder)])[2][0].split("; ")[2:]
     assert protocols[2:] == [
         "clients-kNN k=9, T=0.1, cosine",
+        "mine:clusters (k=10, kind=full)",
         "finetune-10 (sgd, lr 0.3, 5 epochs, batch 128)",
     ]
     assert protocols[0].startswith("kNN k=")

@@ -43,10 +43,10 @@ def make_console(width: int = 120) -> Console:
 
 def results_table(results: Mapping[str, Any]) -> Table:
     """Table of an evaluation: the measurements, printed as in the report, and the constants behind them."""
-    from atoll.evaluation.metrics import METRICS
+    from atoll.evaluation.metrics import METRICS, measured
     from atoll.report.numbers import mean_std
 
-    metrics = {metric.key: metric for metric in METRICS}
+    metrics = {metric.key: metric for metric in (*METRICS, *measured([results]))}
     table = Table(show_header=False, show_edge=False)
     for key, value in results.items():
         metric = metrics.get(key)

@@ -14,7 +14,8 @@ from atoll.commands.run_files import find_encoder, keep_if_possible, model_path,
 from atoll.core.config import describe
 from atoll.core.devices import find_device
 from atoll.core.errors import UserError
-from atoll.core.given import value_of
+from atoll.core.given import names_code, value_of
+from atoll.core.imports import search
 from atoll.core.process_state import standard_settings
 from atoll.core.run_folder import HELD_OUT, Run
 from atoll.core.text import plural
@@ -96,13 +97,14 @@ def evaluate_on(
             recipe.engine.find_device()
         except UserError as error:
             raise UserError(f"{error}: --device cpu") from None
+    search([protocol] if names_code(protocol) else [], None)
     results = {"protocol": protocol, **measure_run(run, [protocol], data, recipe)}
-    name = f"evaluation-{protocol}.json"
+    stem = f"evaluation-{protocol.replace(':', '.')}"
     if data:
         results["data"] = describe(data)
         digits = hashlib.sha256(json.dumps(results["data"], sort_keys=True).encode()).hexdigest()[:8]
-        name = f"evaluation-{protocol}-on-{data.short_name}-{digits}.json"
-    keep_if_possible(lambda: run.write(name, json.dumps(results) + "\n"))
+        stem += f"-on-{data.short_name}-{digits}"
+    keep_if_possible(lambda: run.write(f"{stem}.json", json.dumps(results) + "\n"))
     return {key: value for key, value in results.items() if key != "by_model"}
 
 

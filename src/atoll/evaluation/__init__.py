@@ -10,6 +10,7 @@ from atoll.evaluation.knn import knn_accuracy
 from atoll.evaluation.models import mean_over_clients, mean_over_sites, mean_results
 from atoll.evaluation.neighbours import nearest, same_client_share, same_image_retrieval
 from atoll.evaluation.options import PROTOCOLS, EvaluationOptions
+from atoll.evaluation.own import Representations
 from atoll.evaluation.probe import ProbeResult, linear_probe
 from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
 from atoll.evaluation.suite import Results, evaluate
@@ -23,6 +24,7 @@ __all__ = [
     "FineTuneResult",
     "ProbeProtocol",
     "ProbeResult",
+    "Representations",
     "Results",
     "classifier_accuracy",
     "classifier_correct",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from atoll.core.given import names_code
 from atoll.evaluation.client_tests import PREFIX
 from atoll.evaluation.options import CLASSIFIERS
 from atoll.evaluation.protocols import FINE_TUNES, PAPERS_PROBES
@@ -272,14 +273,32 @@ _KEYS = {metric.key for metric in METRICS}
 def measured(results: Iterable[Mapping[str, Any]], place: str = "results") -> list[Metric]:
     """The metrics of a place that at least one result has: the columns of its table, in the order of `METRICS`.
 
-    Accuracies of protocols that are not in `METRICS`, because another version measured them, come last.
+    Measurements by the user's code come after them, then accuracies of protocols that only another version knows.
     """
-    keys = {key for result in results for key in result}
-    known = [metric for metric in METRICS if metric.place == place and metric.key in keys]
+    values = {key: value for result in results for key, value in result.items()}
+    known = [metric for metric in METRICS if metric.place == place and metric.key in values]
     if place != "results":
         return known
-    others = sorted(key for key in keys - _KEYS if key.endswith(ACCURACY))
-    return known + [_accuracy(key.removesuffix(ACCURACY), "", "") for key in others]
+    others = sorted(values.keys() - _KEYS)
+    own = [_own(key) for key in others if _is_own(key, values[key])]
+    foreign = [key for key in others if key.endswith(ACCURACY) and not names_code(key)]
+    return [*known, *own, *(_accuracy(key.removesuffix(ACCURACY), "", "") for key in foreign)]
+
+
+def _is_own(key: str, value: object) -> bool:
+    """Whether a value was measured by the user's code; whole numbers and texts are constants of its protocol."""
+    return names_code(key) and (key.endswith("accuracy") or isinstance(value, float))
+
+
+def _own(key: str) -> Metric:
+    """A measurement by the user's code, under the function's name."""
+    protocol, _, name = key.rpartition("/")
+    function = protocol.partition(":")[2]
+    meaning = f"`{name}` of `{protocol}`"
+    if name.endswith("accuracy"):
+        heading = function if name == "accuracy" else f"{function}, {name}"
+        return Metric(key, heading, protocol, meaning, "results", "%", "higher", 2, 100.0)
+    return Metric(key, f"{function}, {name}", protocol, meaning, "results")
 
 
 def constants(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -288,7 +307,10 @@ def constants(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for key, value in results.items():
         protocol, slash, name = key.partition("/")
         is_measurement = (
-            key in _KEYS or name in ("accuracy", "last_accuracy", "epoch") or isinstance(value, list)
+            key in _KEYS
+            or name in ("accuracy", "last_accuracy", "epoch")
+            or isinstance(value, list)
+            or _is_own(key, value)
         )
         if slash and not is_measurement:
             found.setdefault(protocol, {})[name] = value

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError, did_you_mean
-from atoll.core.schema import AtLeast, Count, OneOf, Positive, Whole
+from atoll.core.given import names_code
+from atoll.core.schema import AtLeast, Count, OneOf, OneOfOr, Positive, Whole
 from atoll.evaluation.client_tests import PREFIX
 from atoll.evaluation.protocols import (
     FINE_TUNES,
@@ -22,7 +23,8 @@ from atoll.evaluation.protocols import (
 
 CLASSIFIERS = ("knn", "probe", *PAPERS_PROBES)
 PROTOCOLS = ("geometry", *CLASSIFIERS, *(f"{PREFIX}{name}" for name in CLASSIFIERS), *FINE_TUNES)
-Protocols = tuple[Annotated[str, OneOf(PROTOCOLS)], ...]
+OWN = '"module:attribute", a function of your code'
+Protocols = tuple[Annotated[str, OneOfOr(PROTOCOLS, ":", OWN)], ...]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class EvaluationOptions(Options, section="evaluation"):
     ``"finetune-fedca-PERCENT"`` and ``"finetune-fedca-federated-PERCENT"`` (by FedAvg, on each client's share) use
     this percentage of the labels, ``"probe-ssd-N-labels"`` and ``"finetune-N-labels"`` this number of labels. With
     the prefix ``"clients-"`` (``"clients-probe"``), kNN and the probes test each client on its share of the test
-    images, with the model that it uses (see `split_test`).
+    images, with the model that it uses (see `split_test`). ``"module:attribute"`` is a function of the user's code
+    (see `Representations`).
 
     Attributes:
         every: Rounds between evaluations during training; 0 evaluates only at the end.
@@ -123,7 +126,7 @@ class EvaluationOptions(Options, section="evaluation"):
 
 
 def check_protocols(names: tuple[str, ...], where: str) -> None:
-    """Check that all names are names of protocols.
+    """Check that all names are names of protocols, or of the user's code.
 
     Args:
         names: The names.
@@ -133,5 +136,5 @@ def check_protocols(names: tuple[str, ...], where: str) -> None:
         UserError: A name is unknown.
     """
     for name in names:
-        if name not in PROTOCOLS:
+        if name not in PROTOCOLS and not names_code(name):
             raise UserError(f"{where} names the protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TypeAlias
@@ -21,6 +22,7 @@ from atoll.evaluation.finetune import finetune, label_subset
 from atoll.evaluation.geometry import geometry
 from atoll.evaluation.knn import knn_predictions
 from atoll.evaluation.options import EvaluationOptions, check_protocols
+from atoll.evaluation.own import Representations, measure
 from atoll.evaluation.probe import ProbeResult, linear_probe
 from atoll.evaluation.protocols import FINE_TUNES, PAPERS_PROBES, FineTuneProtocol, ProbeProtocol
 
@@ -53,7 +55,8 @@ def evaluate(
         views: Converts images to the encoder's input, and draws the two views of alignment.
         options: Constants of the protocols.
         seed: The run's seed.
-        protocols: Names of the protocols; None for the options' ``at_end``.
+        protocols: Names of the protocols, of Atoll's or of functions ``module:attribute`` (see
+            `Representations`); None for the options' ``at_end``.
         client_ids: The client that holds each training image, -1 for none; with it, the uniformity of the
             training images is decomposed into pairs within a client and between two clients.
         client_tests: For client-local protocols, the rows of the test images of each client that uses this encoder
@@ -71,7 +74,8 @@ def evaluate(
         a sentence that says why.
 
     Raises:
-        UserError: A protocol is unknown, there are fewer than two test images, or representations are not finite;
+        UserError: A protocol is unknown, there are fewer than two test images, representations are not finite, or
+            a function fails (see `atoll.evaluation.own.measure`);
             with ``strict``, also if labels or held-out images that a protocol needs are missing.
     """
     names = tuple(options.at_end if protocols is None else protocols)
@@ -104,7 +108,7 @@ def evaluate(
         encoder, train, test, views, options, seed, device, client_ids, client_tests or {}, names
     )
     for name in names:
-        found = EVALUATORS[name](subject)
+        found = EVALUATORS[name](subject) if name in EVALUATORS else _own(subject, name)
         results.update({f"{name}/{key}": value for key, value in found.items()})
     return results
 
@@ -300,6 +304,23 @@ def _geometry(subject: _Subject) -> Results:
         clients = (client_h, subject.client_ids[held].to(subject.device))
         results["client_images"] = len(held)
     return results | geometry(h, views=(view1, view2), clients=clients, t=2.0)
+
+
+def _own(subject: _Subject, name: str) -> Results:
+    """Measure with a function of the user's code, on copies: it may change all that it is given."""
+    encoder = deepcopy(subject.encoder).eval()
+    device = subject.device
+    representations = Representations(
+        train_h=subject.train_h.clone(),
+        train_labels=_labels(subject.train).to(device, copy=True),
+        test_h=subject.test_h.clone(),
+        test_labels=_labels(subject.test).to(device, copy=True),
+        encoder=encoder,
+        train=subject.train,
+        test=subject.test,
+        to_input=subject.views.plain,
+    )
+    return {**measure(name, representations, subject.seed)}
 
 
 Evaluator: TypeAlias = Callable[[_Subject], Results]

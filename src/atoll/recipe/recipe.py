@@ -291,6 +291,11 @@ def names_of_code(table: Mapping[str, Any]) -> dict[str, str]:
         name = str(part.get(key, ""))
         if is_code(name):
             found.setdefault(name, f"{section}.{key}={name}")
+    for key in ("during", "at_end"):
+        names = _part(table, "evaluation").get(key)
+        for name in names if isinstance(names, list | tuple) else ():
+            if isinstance(name, str) and names_code(name):
+                found.setdefault(name, f"evaluation.{key}={names}")
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Group
 
+from atoll.core.given import names_code
 from atoll.core.run_folder import Run
 from atoll.evaluation.metrics import constants
 from atoll.report.folders import Folder, edited_files_named, read_folder
@@ -73,6 +74,9 @@ def _protocol(folder: Folder) -> str:
     results = folder.results
     facts = [f"{folder.recipe.get('title') or folder.setting}; {results.get('split', 'unknown')} split"]
     for protocol, values in constants(results).items():
+        if names_code(protocol):
+            facts.append(f"{protocol} ({', '.join(f'{name}={value}' for name, value in values.items())})")
+            continue
         if "k" in values:
             name = protocol.replace("knn", "kNN")
             facts.append(f"{name} k={values['k']}, T={values['temperature']}, cosine")

@@ -71,7 +71,7 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
         other or (_meaning_of_bold(seeded) if any(map(any, marks)) else ""),
         "" if other else _other_protocols(columns, alike),
         _standard_error(groups, accuracies),
-        GEOMETRY_NOTE if any(not metric.better for metric in columns) else "",
+        GEOMETRY_NOTE if any(metric.key.startswith("geometry/") for metric in columns) else "",
     ]
     return join([whole, _downloads(rows), *(tag("p", note, class_="muted") for note in notes if note)])
 

@@ -40,6 +40,14 @@ def test_a_transform_of_a_module_is_a_module_too(marked):
     Policy().check_text('[views]\npreset = "simclr"\n')
 
 
+@pytest.mark.parametrize("key", ["during", "at_end"])
+def test_a_protocol_of_a_module_is_a_module_too(marked, key):
+    with pytest.raises(PolicyError, match="names the module 'marking'"):
+        Policy().check_text(f'[evaluation]\n{key} = ["knn", "marking:measure"]\n')
+    Policy().check_text(f'[evaluation]\n{key} = ["knn", "geometry"]\n')
+    assert not (marked / "mark").exists()
+
+
 @pytest.mark.parametrize("section", ["data", "options.em_inspector.data"])
 def test_a_dataset_of_a_module_is_a_module_too(marked, section):
     with pytest.raises(PolicyError, match="names the module 'marking'"):

@@ -22,8 +22,8 @@ from atoll.engines.flower.site_registry import SiteRegistry
 from atoll.engines.jobs import Job, Result, Total
 from atoll.engines.state_packs import Key
 from atoll.engines.update_checks import SizeLimit
+from atoll.evaluation.own import LONGEST_NAME
 
-LONGEST_NAME = 100  # limit of a number's name in the results of a protocol
 ROUNDING = 0.01  # tolerance for a result at its bound
 log = logging.getLogger("flwr")
 
