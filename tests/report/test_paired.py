@@ -45,10 +45,34 @@ def test_the_page_shows_differences_if_seeds_are_common(tmp_path):
     assert caption == "Differences from ssd, paired by seed"
     assert page.tables[caption] == [
         ["method", "kNN %", "probe %"],
-        ["fed_simclr", "−6.67 [−13.84, +0.50], cannot tell", "+0.00 [+0.00, +0.00], cannot tell"],
+        [
+            "fed_simclr3 common seeds",
+            "−6.67 [−13.84, +0.50], cannot tell",
+            "+0.00 [+0.00, +0.00], cannot tell",
+        ],
     ]
     alone = Page(write_report(folders[:4:3], tmp_path / "one.html"))
     assert not any(caption.startswith("Differences") for caption in alone.tables)
+
+
+def test_the_page_names_the_common_seeds_of_each_difference(tmp_path):
+    knns = {"ssd": (0.5, 0.6, 0.7, 0.8, 0.9), "moon": (0.52, 0.61, 0.75), "byol": (0.4, 0.7), "fedu": (0.4,)}
+    folders = [
+        make_run(tmp_path / f"{method}{seed}", method, seed, evaluation(knn))
+        for method, values in knns.items()
+        for seed, knn in enumerate(values)
+    ]
+    _, *rows = Page(write_report(folders, tmp_path / "report.html")).tables[
+        "Differences from ssd, paired by seed"
+    ]
+    assert [row[0] for row in rows] == ["moon3 common seeds", "byol2 common seeds"]
+    for row, method in zip(rows, ("moon", "byol"), strict=True):
+        ours = [100 * knn for knn in knns[method]]
+        theirs = [100 * knn for knn in knns["ssd"][: len(ours)]]
+        interval = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+        assert row[1].startswith(f"{sum(ours) / len(ours) - sum(theirs) / len(ours):+.2f} [")
+        bounds = f"[{interval.low:+.2f}, {interval.high:+.2f}], cannot tell"
+        assert row[1].endswith(bounds.replace("-", "−"))
 
 
 def test_another_protocol_or_other_images_have_no_difference(tmp_path):
@@ -68,6 +92,6 @@ def test_another_protocol_or_other_images_have_no_difference(tmp_path):
     page = Page(write_report(folders, tmp_path / "report.html"))
     assert page.tables["Differences from ssd, paired by seed"] == [
         ["method", "kNN %", "probe %"],
-        ["moon", "+0.00 [+0.00, +0.00], cannot tell", "–"],
+        ["moon2 common seeds", "+0.00 [+0.00, +0.00], cannot tell", "–"],
     ]
     assert "A dash stands for another protocol" in page.text

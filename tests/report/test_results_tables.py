@@ -146,6 +146,9 @@ def test_what_cannot_be_told_from_the_highest_is_marked_too(tmp_path):
     ]
     page = report(tmp_path, *folders)
     assert [row(page, method)[1].endswith("highest") for method, _ in runs] == [True, True, False]
+    # A screen reader is told which of the bold values is the highest.
+    assert row(page, "moon")[1] == "75.00 ± 7.07 within the deviations of the highest"
+    assert row(page, "ssd")[1] == "80.00 ± 1.41 highest"
 
 
 def test_every_number_names_recipe_seed_protocol_and_version(tmp_path):

@@ -12,6 +12,7 @@ from atoll.report.html import Html, join, table, tag
 from atoll.report.numbers import UNMEASURED
 from atoll.report.results_tables import method_label, same_protocol
 from atoll.report.same_images import other_images
+from atoll.report.wording import either
 
 WORDS = (
     "Mean over the common seeds of a method's result less the first method's, with its 95 % confidence interval "
@@ -66,7 +67,9 @@ def differences_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
     for line, group in enumerate(groups[1:], start=1):
         found = [] if other_images([base, group]) else [_paired(group, base, metric) for metric in metrics]
         if any(half is not None for _, _, half in found):
-            body.append([method_label(line, group.label), *(_cell(*one) for one in found)])
+            common = either([str(n) for n in sorted({n for n, _, _ in found if n})])
+            label = method_label(line, group.label, f"{common} common seeds")
+            body.append([label, *(_cell(*one) for one in found)])
     if not body:
         return Html("")
     head = ["method", *(metric.title for metric in metrics)]

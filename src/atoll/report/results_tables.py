@@ -58,7 +58,7 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
         [
             method_label(row.line, row.label, _facts(row)),
             *(
-                _cell(column[i], metric, mark[i])
+                _cell(column[i], metric, _place(column, i) if mark[i] else "")
                 for metric, column, mark in zip(columns, spreads, marks, strict=True)
             ),
         ]
@@ -99,16 +99,22 @@ def _facts(row: Row) -> str:
     return "; ".join(fact for fact in facts if fact)
 
 
-def _cell(value: Spread | None, metric: Metric, marked: bool = False) -> Html:
+def _place(column: Sequence[Spread | None], i: int) -> str:
+    """Say of a bold value, to readers who do not see that it is bold, whether it is the highest."""
+    means = [value.mean if value else -math.inf for value in column]
+    return "highest" if means[i] == max(means) else "within the deviations of the highest"
+
+
+def _cell(value: Spread | None, metric: Metric, place: str = "") -> Html:
     if value is None:
         return tag("td", UNMEASURED)
     mean, std = value.words(metric.digits)
     shown = [tag("span", mean, class_="value")]
     if std:
         shown.append(tag("span", std, class_="std"))
-    if marked:
-        shown.append(tag("span", " highest", class_="visually-hidden"))
-    return tag("td", *shown, class_="best" if marked else "")
+    if place:
+        shown.append(tag("span", f" {place}", class_="visually-hidden"))
+    return tag("td", *shown, class_="best" if place else "")
 
 
 def _meaning_of_bold(seeded: bool) -> str:
