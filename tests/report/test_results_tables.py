@@ -137,6 +137,15 @@ def test_images_of_another_seed_or_memory_are_no_other_images(tmp_path):
     assert row(page, "ssd")[1].endswith("highest")
 
 
+def test_a_row_of_one_seed_beside_rows_of_more_is_named(tmp_path):
+    folders = [make_run(tmp_path / f"ssd{seed}", "ssd", seed) for seed in (0, 1)]
+    folders.append(make_run(tmp_path / "moon", "moon", 0))
+    page = report(tmp_path, *folders)
+    assert row(page, "ssd")[0] == "ssdmean ± std of 2 seeds"
+    assert row(page, "moon")[0] == "moonone seed"
+    assert "one seed" not in row(report(tmp_path, folders[2], folders[0]), "moon")[0]
+
+
 def test_what_cannot_be_told_from_the_highest_is_marked_too(tmp_path):
     runs = [("moon", (0.70, 0.80)), ("ssd", (0.79, 0.81)), ("byol", (0.50, 0.51))]
     folders = [

@@ -54,9 +54,10 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
     marks = [
         mark if same and not other else [False] * len(rows) for mark, same in zip(marks, alike, strict=True)
     ]
+    most = max((len(row.results) for row in rows), default=0)
     body = [
         [
-            method_label(row.line, row.label, _facts(row)),
+            method_label(row.line, row.label, _facts(row, most)),
             *(
                 _cell(column[i], metric, _place(column, i) if mark[i] else "")
                 for metric, column, mark in zip(columns, spreads, marks, strict=True)
@@ -90,10 +91,12 @@ def _downloads(rows: Sequence[Row]) -> Html:
     return tag("p", links[0], " · ", links[1], class_="muted")
 
 
-def _facts(row: Row) -> str:
+def _facts(row: Row, most: int) -> str:
+    """What a row's values are; one seed is named where another row has more."""
+    seeds = len(row.results)
     models = max((len(result.get("by_model", ())) for result in row.results), default=0)
     facts = [
-        f"mean ± std of {len(row.results)} seeds" if len(row.results) > 1 else "",
+        f"mean ± std of {seeds} seeds" if seeds > 1 else "one seed" if seeds == 1 < most else "",
         f"mean of {models} models, weighted by their clients" if models else "",
     ]
     return "; ".join(fact for fact in facts if fact)
