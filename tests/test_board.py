@@ -54,6 +54,24 @@ def test_the_pages_say_what_the_records_say():
     assert (drawn.read_text("utf-8") if drawn.is_file() else "") == board_page.picture(Board())
 
 
+def intervals(text: str) -> set[tuple[float, ...]]:
+    """Each difference with its interval, such as +1.60 [−0.64, +3.83]."""
+    number = r"([+−]?\d+\.\d\d)"
+    found = re.findall(rf"{number} \[{number},\s{number}\]", text.replace("\n", " "))
+    return {tuple(float(part.replace("−", "-")) for part in one) for one in found}
+
+
+def test_the_intervals_in_the_prose_of_our_own_page_are_the_boards():
+    board = intervals(board_page.PAGE.read_text("utf-8"))
+    board |= {
+        (-mean, -high, -low) for mean, low, high in board
+    }  # "2.02 points behind" is a difference of −2.02
+    text = board_page.OWN_PAGE.read_text("utf-8")
+    prose = re.sub(r"<!-- made by \S+: begin -->.*?: end -->", "", text, flags=re.S)
+    assert intervals(prose)
+    assert intervals(prose) <= board
+
+
 def test_the_page_lists_the_rows_in_their_order():
     titles = [row.title for row in Board().rows.values() if not row.line]
     text = board_page.PAGE.read_text("utf-8").partition("## Rows")[2].partition("New rows follow")[0]
