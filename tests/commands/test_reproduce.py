@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import shutil
@@ -113,6 +114,17 @@ def test_every_cell_is_its_runs_evaluation_beside_the_published_value(folder: Pa
         }
     assert by_name["ssd"]["values"]["time s"]["ours"] == []
     assert by_name["ssd"]["values"]["time s"]["published"] == "70.74"
+
+
+def test_a_cell_of_fewer_seeds_says_so(done: dict) -> None:
+    record = copy.deepcopy(done)
+    first, _ = record["rows"][0]["values"]["kNN %"]["ours"]
+    record["rows"][0]["values"]["kNN %"]["ours"] = [first]
+    (header, shown), (_, before) = cells(record), cells(done)
+    column = header.index("kNN %")
+    assert shown[0][column] == f"{first:.2f} (1 of 2 seeds)"
+    assert shown[1:] == before[1:]
+    assert "seeds)" not in str(before)
 
 
 def test_a_run_that_was_also_evaluated_by_itself_is_measured_again(folder: Path, tmp_path: Path) -> None:

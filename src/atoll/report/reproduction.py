@@ -14,7 +14,10 @@ from atoll.report.wording import without_folders
 
 
 def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Make the table's header and its rows; if there are published values, each follows the measured one."""
+    """Make the table's header and its rows; if there are published values, each follows the measured one.
+
+    A value of fewer seeds than others have, because a run failed, is shown with their number.
+    """
     columns = list(record["rows"][0]["values"])
     paper = ("paper",) if record["published"] else ()
     header = ["row", *(heading for column in columns for heading in (column, *paper))]
@@ -22,12 +25,16 @@ def cells(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         column: max(_digits(row["values"][column]["published"]) for row in record["rows"])
         for column in columns
     }
+    counts = [len(value["ours"]) for row in record["rows"] for value in row["values"].values()]
+    seeds = max(counts, default=0)
     rows = []
     for row in record["rows"]:
         shown = [row["label"]]
         for column, value in row["values"].items():
             published = (value["published"] or UNMEASURED,) if paper else ()
-            shown += [mean_std(value["ours"], digits[column]), *published]
+            fewer = 0 < len(value["ours"]) < seeds
+            count = f" ({len(value['ours'])} of {seeds} seeds)" if fewer else ""
+            shown += [mean_std(value["ours"], digits[column]) + count, *published]
         rows.append(shown)
     return header, rows
 
