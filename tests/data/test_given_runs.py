@@ -59,7 +59,10 @@ def test_the_recipe_holds_the_name_and_a_resumed_run_compares_it(tmp_path: Path)
         UserError, match=r"data.* = 'object', .*: give the same data=… again, choose another --out"
     ):
         atoll.simulate(longer, run.folder, resume=True)
-    with pytest.raises(UserError, match=r"given to their run as an object.*pass them again as data="):
+    with pytest.raises(
+        UserError,
+        match=r"given to their run as an object.*pass them again as data=.*simulate with resume=True",
+    ):
         atoll.simulate(run.recipe_path, tmp_path / "other")
 
 

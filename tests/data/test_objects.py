@@ -187,6 +187,15 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
             "north": TableDict(train=Table())
         },
         "one for each": (images, [1, 2]),
+        r"^data has the keys 'image', 'label'; a dict names clients, .* as a pair \(images, labels\)$": {
+            "image": images,
+            "label": [0, 1, 2, 3],
+        },
+        r"^data is no pair of two arrays; give images and labels as \(images, labels\)$": [
+            images,
+            [0, 1, 2, 3],
+        ],
+        "^data holds several datasets; give a dict from clients' names to them$": [Torn(images, [0] * 4)] * 2,
         "^data has a int as labels; give a list or an array, one for each image$": (images, 3),
         "^data has a dict as labels": (images, {3: "cat", 2: "cat", 1: "dog", 0: "dog"}),
         "^data has a set as labels": (images, {0, 1, 2, 3}),
@@ -216,6 +225,11 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
     for sentence, source in wrong.items():
         with pytest.raises(UserError, match=sentence):
             give_data(source)
+    for path in ("file.png", Path("file.png")):
+        with pytest.raises(
+            UserError, match=r"its image is a (str|PosixPath); .*PIL\.Image\.open reads a file"
+        ):
+            to_image(path)
     with pytest.raises(UserError, match="its image is a str"):
         to_image("file.png")
     recipe = tiny("data.source=digits")

@@ -1,5 +1,8 @@
 """What trains, what travels and what is stored: frozen weights, personal weights, adapters."""
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from atoll.engines.client_states import ClientStates
 from atoll.engines.federation import Federation
 from atoll.models.adapters import is_adapter
 from atoll.models.norms import modes, norm_layers
+from atoll.recipe.recipe import give
 from tests.harness import final_models, remains, run_tiny, tiny
 from tests.rounds import Rounds
 from tests.steps import Steps
@@ -222,3 +226,30 @@ def test_frozen_norms_rest_after_a_pass_without_augmentation():
     context.outputs(context.networks, "h")
     assert modes(context.networks) == before
     assert not context.networks["encoder"].bn1.training
+
+
+class Still(torch.nn.Sequential):
+    data_config = {"input_size": (1, 8, 8), "mean": (0.5,), "std": (0.5,)}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_a_given_encoder_that_cannot_train_is_said(trained):
+    """Unless a part of it trains, or the recipe says that it is to stay."""
+    encoder = Still().requires_grad_(False)
+    for layer in [encoder[1], encoder[3]][:trained]:
+        layer.requires_grad_(True)
+    recipe = give(tiny("method.name=fed_simclr", "model.width=16", "model.stem=cifar"), encoder=encoder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Federation(recipe)
+        if not trained:
+            Federation(replace(recipe, model=replace(recipe.model, freeze=("encoder.*",))))
+    said = [str(one.message) for one in caught if "requires_grad is False" in str(one.message)]
+    assert len(said) == (trained == 0)
+    if not trained:
+        assert "encoder.requires_grad_(True)" in said[0]
+        with pytest.raises(UserError, match=r"given encoder's .*requires_grad_\(True\)"):
+            Federation(replace(recipe, model=replace(recipe.model, projector="none")))

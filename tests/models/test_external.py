@@ -412,3 +412,10 @@ def test_a_timm_vit_processes_images_of_another_size_as_timm_does():
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(encoder(images), theirs(images))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64])
+def test_weights_of_another_precision_are_named(kind):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).to(kind)
+    with pytest.raises(UserError, match=f"has weights of {str(kind)[6:]}, and must have float32; .*\\.float"):
+        ExternalEncoder(net, "mine", (1, 8, 8))

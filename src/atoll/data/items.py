@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,9 @@ def to_image(value: Any) -> Encoded:
             if isinstance(value, np.ndarray)
             else f"a {type(value).__name__}"
         )
+        opened = " (PIL.Image.open reads a file)" if isinstance(value, str | PathLike) else ""
         raise UserError(
-            f"its image is {found}; give Pillow's images, or arrays (H, W), (H, W, C) or (C, H, W)"
+            f"its image is {found}; give Pillow's images{opened}, or arrays (H, W), (H, W, C) or (C, H, W)"
         )
     if value.ndim == 3 and value.shape[-1] not in _CHANNELS and value.shape[0] in _CHANNELS:
         value = value.transpose(1, 2, 0)

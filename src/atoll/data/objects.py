@@ -106,8 +106,9 @@ def read_given(options: DataOptions) -> tuple[Listing, Listing | None]:
     """
     if not isinstance(options.path, Given):
         raise UserError(
-            f"the images {options.path!r} were given to their run as an object, which a file does not hold; pass "
-            "them again as data=…, or choose a data.source that a recipe can name"
+            f"the images {options.path!r} were given to their run as an object, which a file does not hold; "
+            "pass them again as data=… (to evaluate, or to simulate with resume=True, which returns a run with "
+            "them), or choose a data.source that a recipe can name"
         )
     train, test = options.path.value
     return train, test
@@ -168,6 +169,11 @@ class _Source:
         # A dict of splits has the names of columns.
         self.by_client = isinstance(given, Mapping) and not hasattr(given, "column_names")
         self.name = "dict" if self.by_client else type(given).__name__
+        if self.by_client and {*_LABEL} & {*given} and {*_IMAGE, "images"} & {*given}:
+            raise UserError(
+                f"{role} has the keys {', '.join(map(repr, given))}; a dict names clients, so give images and "
+                "labels as a pair (images, labels)"
+            )
         sources = given if self.by_client else {"": given}
         if not sources:
             raise UserError(f"{role} is an empty dict; give a dataset for each client")
@@ -281,9 +287,19 @@ def _part(whose: str, source: Any) -> _Part:
         )
     if hasattr(source, "column_names") and hasattr(source, "features"):
         return _hugging_face(whose, source)
+    if isinstance(source, list | tuple) and source and hasattr(source[0], "__len__"):
+        _refuse_parts(whose, source)
     classes = getattr(source, "classes", ())
     named = classes if isinstance(classes, list | tuple) else ()
     return _Part(len(source), _Items(source), whose, tuple(map(str, named)))
+
+
+def _refuse_parts(whose: str, source: Sequence[Any]) -> None:
+    """Refuse a list of datasets or of arrays of many images, whose items are no samples."""
+    if _is_array(source[0]) and source[0].ndim > 3:
+        raise UserError(f"{whose} is no pair of two arrays; give images and labels as (images, labels)")
+    if not isinstance(source[0], np.ndarray | Tensor | Mapping | Sequence):
+        raise UserError(f"{whose} holds several datasets; give a dict from clients' names to them")
 
 
 def _hugging_face(whose: str, source: Any) -> _Part:

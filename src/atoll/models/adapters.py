@@ -154,5 +154,17 @@ def freeze(networks: nn.ModuleDict, options: ModelOptions) -> None:
     for name, weight in weights.items():
         if name in names and not is_adapter(name):
             weight.requires_grad_(False)
+    given = "the given encoder's weights do not train: their requires_grad is False"
     if not any(weight.requires_grad for weight in networks.parameters()):
-        raise UserError("model.freeze leaves no weight to train; name fewer")
+        raise UserError(
+            "model.freeze leaves no weight to train; name fewer"
+            if patterns
+            else f"{given}, and nothing else trains; set it with encoder.requires_grad_(True)"
+        )
+    own = list(networks["encoder"].parameters())
+    if own and not patterns and not any(weight.requires_grad for weight in own):
+        warnings.warn(
+            f"{given}, so only the heads train and the encoder stays as it is; set it with "
+            'encoder.requires_grad_(True), or state it in the recipe: model.freeze = ["encoder.*"]',
+            stacklevel=3,
+        )

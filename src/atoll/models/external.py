@@ -93,6 +93,12 @@ class ExternalEncoder(Encoder):
         except UserError:
             raise
         except Exception as error:  # a foreign network may raise any exception
+            kinds = {w.dtype for w in self.parameters() if w.is_floating_point()} - {torch.float32}
+            if kinds:
+                raise UserError(
+                    f"model.encoder = {self._name!r} has weights of {str(kinds.pop()).removeprefix('torch.')}, and "
+                    "must have float32; convert it with .float()"
+                ) from error
             raise UserError(
                 f"model.encoder = {self._name!r} cannot process images of shape {shape} (channels, height, width): "
                 f"{first_line(error)}; change data.channels, data.image_size or the encoder"

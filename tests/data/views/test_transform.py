@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
+from torchvision.transforms import ToTensor, v2
 
 import atoll
 from atoll.commands.neighbours import find_neighbours
@@ -86,6 +86,7 @@ WRONG = {
     r"returns uint8 \(3, 6, 6\) for an image; it must return a tensor of shape \(3, 8, 8\)": v2.CenterCrop(6),
     "returns a list for an image": lambda image: [image],
     r"returns int64 \(3, 8, 8\)": lambda image: image.long(),
+    r"pic should be PIL Image.*; one for Pillow's images can begin with .*ToPILImage\(\)$": ToTensor(),
     r"fails for an image, uint8 \(3, 8, 8\): ZeroDivisionError: .*test_transform.py, line": lambda image: (
         1 / 0
     ),

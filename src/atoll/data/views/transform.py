@@ -107,8 +107,10 @@ class Transform:
         try:
             view = call(image.clone())  # a transform may work in place
         except Exception as error:  # the user's code may raise any exception
+            pillow = "; one for Pillow's images can begin with torchvision.transforms.ToPILImage()"
             raise UserError(
                 f"views.transform = {self.name!r} fails for an image, {_words(image)}: {describe_error(error)}"
+                f"{pillow if isinstance(error, AttributeError | TypeError) else ''}"
             ) from error
         right = isinstance(view, Tensor) and view.shape == expected
         if not right or not (view.is_floating_point() or view.dtype == torch.uint8):
