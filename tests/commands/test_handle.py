@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from atoll.commands.neighbours import find_neighbours
 from atoll.core.errors import UserError
 from atoll.data.sources import DataOptions, load_data
 from tests.harness import run_tiny, tiny
+from tests.trees import same
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +223,100 @@ def test_it_stays_the_same_run_when_the_process_moves_elsewhere(
     assert run.encoder().dim == atoll.load_encoder(tmp_path / "runs/one/encoder.safetensors").dim
     assert run.report() == tmp_path / "runs/one/report.html"
     assert repr(run).startswith(f"Run({str(tmp_path / 'runs/one')!r}): ")
+
+
+def test_images_are_embedded_as_the_encoder_computes_them(run: atoll.Run, tmp_path: Path) -> None:
+    """In each form that images have, one by one and more than a batch."""
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 8, 8), dtype=np.uint8)
+    encoder = run.encoder()
+    mean, std = (encoder.metadata[name][0] for name in ("mean", "std"))
+    with torch.no_grad():
+        expected = encoder((torch.from_numpy(pixels)[:, None] / 255 - mean) / std).numpy()
+    for row in range(3):
+        Image.fromarray(pixels[row]).save(tmp_path / f"{row}.png")
+    forms = (
+        pixels,
+        (pixels, [0, 1, 2] * 100),
+        torch.from_numpy(pixels),
+        [Image.fromarray(one) for one in pixels],
+        tmp_path,
+        str(tmp_path / "0.png"),
+        Image.fromarray(pixels[0]),
+    )
+    for images, count in zip(forms, (300, 300, 300, 300, 3, 1, 1), strict=True):
+        found = run.embed(images, device="cpu")
+        assert found.dtype == np.float32
+        assert found.shape == (count, encoder.dim)
+        np.testing.assert_allclose(found, expected[:count], rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="the images are None; give a file, a folder"):
+        run.embed(None)
+    with pytest.raises(UserError, match="image 0 cannot be read as the encoder's training images were"):
+        run.embed([b"no image"])
+
+
+def test_a_run_stands_for_its_folder(run: atoll.Run) -> None:
+    assert os.fspath(run) == str(run.folder)
+    assert atoll.Run(run).results == run.results
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(atoll.load_encoder(run)(images), run.encoder()(images))
+
+
+WRONG: dict[str, Callable[[atoll.Run], object]] = {
+    "^a run's folder is a int; give a path": lambda run: atoll.Run(5),  # type: ignore[arg-type]
+    "^a run's folder is a bytes; give a path": lambda run: atoll.simulate(tiny(), out=b"x"),  # type: ignore[arg-type]
+    "^the encoder's file is a NoneType; give a path": lambda run: atoll.load_encoder(None),  # type: ignore[arg-type]
+    "^load_recipe reads .* not a dict; simulate takes a table": lambda run: atoll.load_recipe({}),  # type: ignore[arg-type]
+    "^a recipe is a preset's name, .* not a list; name": lambda run: atoll.simulate([], data=7),  # type: ignore[arg-type]
+    "^a recipe is a preset's name, .* not a NoneType; name": lambda run: atoll.simulate(None, data=7),  # type: ignore[arg-type]
+    "^the format is None; known: huggingface, onnx": lambda run: run.export(None),  # type: ignore[arg-type]
+    "^k is 2.5; it is a number of neighbours": lambda run: run.neighbours(np.zeros((8, 8), np.uint8), k=2.5),  # type: ignore[arg-type]
+    "^k is '3'; it is a number of neighbours": lambda run: run.neighbours(np.zeros((8, 8), np.uint8), k="3"),  # type: ignore[arg-type]
+    "^among is a list; give a path": lambda run: run.neighbours(np.zeros((8, 8), np.uint8), among=[1]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_a_value_of_another_type_gets_a_sentence(run: atoll.Run, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        WRONG[sentence](run)
+
+
+def test_a_run_is_begun_again_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    atoll.simulate(tiny(), folder)
+    with pytest.raises(UserError, match=r"already holds a run; .*\(restart=True\), or choose another"):
+        atoll.simulate(tiny("seed=1"), folder)
+    again = atoll.simulate(tiny("seed=1"), folder, restart=True, callbacks=None)
+    other = atoll.simulate(tiny("seed=1"), tmp_path / "other")
+    assert [line["loss"] for line in again.metrics[1:]] == [line["loss"] for line in other.metrics[1:]]
+    assert same(again.encoder().state_dict(), other.encoder().state_dict())
+    with pytest.raises(UserError, match="--restart deletes the run that --resume would continue"):
+        atoll.simulate(tiny(), folder, resume=True, restart=True)
+
+
+def test_it_says_that_a_run_stopped_early(tmp_path: Path) -> None:
+    settings = ("train.rounds=5", "train.lr=1e-12", "evaluation.every=1", "evaluation.patience=1")
+    run = atoll.simulate(tiny(*settings), tmp_path / "run")
+    last = run.metrics[-1]["round"]
+    assert last < 5
+    assert repr(run).endswith(f"stopped early, {last} of 5 rounds")
+
+
+def test_an_unfinished_run_names_no_version(tmp_path: Path) -> None:
+    class Stop:
+        def round(self, record: object, line: object) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        atoll.simulate(tiny(), tmp_path / "run", callbacks=Stop())
+    assert "<li>seed 0</li>" in atoll.Run(tmp_path / "run")._repr_html_()
+
+
+def test_one_colour_image_is_not_taken_for_many_grey_ones(tmp_path: Path) -> None:
+    settings = ("data.channels=3", "train.rounds=0", "evaluation.at_end=[]")
+    run = atoll.simulate(tiny(*settings), tmp_path / "run")
+    image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    for one in (image, torch.from_numpy(image).permute(2, 0, 1)):
+        with pytest.raises(UserError, match=r"of shape .* may be one image; give it as images\[None\]"):
+            run.embed(one)
+        np.testing.assert_array_equal(run.embed(one[None]), run.embed(Image.fromarray(image)))

@@ -3,7 +3,7 @@ import contextlib
 import pytest
 
 from atoll.core.digests import DamagedError
-from atoll.core.metrics_lines import format_line, parse_lines
+from atoll.core.metrics_lines import Results, format_line, parse_lines
 
 LINES = [{"round": 0, "evaluation": {}}, {"round": 1, "loss": 0.5}, {"round": 2, "loss": 0.25}]
 DATA = b"".join(map(format_line, LINES))
@@ -43,3 +43,14 @@ def test_reordered_and_lost_lines_are_named():
     for data in (one + zero, zero + two, zero + zero):
         with pytest.raises(DamagedError, match=r"line 2: round . follows round ."):
             parse_lines(data)
+
+
+def test_a_result_that_there_is_not_names_those_that_there_are():
+    found = Results({"round": 2, "knn/accuracy": 0.5, "knn/k": 200, "probe/accuracy": 0.6})
+    assert found["knn/accuracy"] == 0.5
+    with pytest.raises(KeyError, match=r"no result 'knn'; the accuracies are: knn/accuracy, probe/accuracy"):
+        found["knn"]
+    assert found.get("knn") is None
+    assert "knn" not in found
+    with pytest.raises(KeyError, match=r"no result 'knn/accuracy'; .*none, until the run has finished"):
+        Results()["knn/accuracy"]

@@ -74,6 +74,31 @@ BAD = [
     ({"method": {"terms": ["dsr", "nothing"]}}, "unknown term 'nothing'"),
     ({"method": {"terms": "dsr"}}, 'write method.terms = ["dsr"]'),
 ]
+OBJECTS = {
+    "model.weights.conv1 is array(": {"model": {"weights": {"conv1": np.zeros((300, 300))}}},
+    "method.objective is <class 'pathlib": {"method": {"objective": Path}},
+    "evaluation.at_end is {'knn'}, and": {"evaluation": {"at_end": {"knn"}}},
+    "train.schedule is <function": {"train": {"schedule": lambda round: 0.1}},
+}
+
+
+@pytest.mark.parametrize("sentence", OBJECTS)
+def test_an_object_that_no_file_can_hold_is_refused_in_a_short_sentence(sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        complete_table(OBJECTS[sentence])
+    said = str(refused.value)
+    assert sentence in said
+    assert "name code of your own in a file as 'module:attribute'" in said
+    assert "encoder=…, data=…, transform=…" in said
+    assert len(said) < 400
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("widths", [np.array([16, 8]), (16, np.int64(8)), range(16, 7, -8)])
+def test_a_row_of_numbers_is_a_list(widths: object) -> None:
+    found = complete_table({"model": {"projector_hidden": widths}})["model"]["projector_hidden"]
+    assert found == [16, 8]
+    assert {type(width) for width in found} == {int}
 
 
 @pytest.mark.parametrize(("table", "sentence"), BAD)

@@ -26,6 +26,7 @@ from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import IMAGE_SUFFIXES, files_below, is_image
 from atoll.data.images import StoredPixels
+from atoll.data.objects import give_data
 from atoll.evaluation.embed import embed, input_views
 from atoll.models import Encoder
 from atoll.models.encoder import input_metadata
@@ -98,6 +99,41 @@ def embed_images(
     if not rows:
         raise UserError(f"no image of {images} can be read as the encoder's training images were")
     return names, torch.cat(rows).cpu()
+
+
+def embed_given(encoder: Encoder, images: object, device: str = "auto") -> Tensor:
+    """Compute the representations of images that Python code gives.
+
+    Args:
+        encoder: The encoder, which is moved to the device.
+        images: A dataset, an array or pairs of images and labels, as `atoll.simulate` takes them.
+        device: The device that computes, as for `use_device`.
+
+    Shape:
+        - Output: (N, d) float32 on the CPU
+
+    Raises:
+        UserError: They are not images, one cannot be decoded, or the encoder cannot compute on the device.
+    """
+    how = decoding_of(encoder)
+    shape, channels = tuple(getattr(images, "shape", ())), how.channels
+    if len(shape) == 3 and (shape[-1] == channels or shape[0] == channels > 1):
+        raise UserError(f"an array of shape {shape} may be one image; give it as images[None]")
+    if images is None:
+        raise UserError("the images are None; give a file, a folder, an array or a dataset")
+    records = give_data(images).value[0].records
+    views = input_views(encoder, how.image_size)
+    rows = []
+    with standard_settings():
+        use_device(encoder, device)
+        for start in range(0, len(records), BATCH):
+            decoded = decode_batch(records.read(range(start, min(start + BATCH, len(records)))), how)
+            for row, reason in decoded.corrupt.items():
+                raise UserError(
+                    f"image {start + row} cannot be read as the encoder's training images were: {reason}"
+                )
+            rows.append(embed(encoder, views.plain, StoredPixels(torch.from_numpy(decoded.pixels))))
+    return torch.cat(rows).cpu()
 
 
 def image_batches(

@@ -19,7 +19,7 @@ from atoll.core.files import write_whole
 from atoll.core.outputs import check_output
 from atoll.core.provenance import version
 from atoll.core.run_folder import Run
-from atoll.core.text import first_line
+from atoll.core.text import first_line, short
 from atoll.models import Encoder, load_encoder
 from atoll.models.encoder import input_metadata
 from atoll.models.exported import EXTRA, INPUT, KEY, OUTPUT, is_ours
@@ -50,6 +50,8 @@ def export_run(
     Raises:
         UserError: There is no encoder, the output belongs to a run, or see `export`.
     """
+    if not isinstance(format, str):
+        raise UserError(f"the format is {short(format)}; {did_you_mean('', [*FORMATS, *FOLDERS])}")
     path = find_one_encoder(run_or_encoder)
     if output:
         check_output(output)

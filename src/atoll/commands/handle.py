@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 from rich.console import Group
 from rich.text import Text
 
+from atoll.commands.embed import embed_given, embed_images
 from atoll.commands.evaluate import evaluate_on
 from atoll.commands.export import export_run
 from atoll.commands.neighbours import search
@@ -20,6 +22,7 @@ from atoll.commands.run_files import find_one_encoder
 from atoll.core import run_folder
 from atoll.core.errors import UserError
 from atoll.core.extras import require
+from atoll.core.files import to_path
 from atoll.core.given import value_of
 from atoll.core.metrics_lines import numbers
 from atoll.core.process_state import standard_settings
@@ -101,6 +104,39 @@ class Run(run_folder.Run):
             UserError: The run has not finished, or the file is damaged.
         """
         return load_encoder(find_one_encoder(self.folder), value_of(self.recipe.model.encoder))
+
+    def embed(self, images: object, device: str = "auto") -> NDArray[np.float32]:
+        """Compute the representations of images with the finished encoder, as ``atoll embed`` does.
+
+        Args:
+            images: An image file, a folder (its images in the order of their sorted paths), an opened image, or
+                images in the forms of `atoll.simulate`: an array, a dataset; labels are not read.
+            device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``…, or ``"auto"`` (a GPU if there is one).
+
+        Returns:
+            The representations, (N, d).
+
+        Raises:
+            UserError: The run has not finished, an image is missing or cannot be decoded, or there is no such
+                device.
+
+        Example:
+            >>> import tempfile
+            >>> import atoll
+            >>> import numpy as np
+            >>> iid = {"kind": "iid", "clients": 2}
+            >>> small = {"base": "digits", "data": {"limit": 100}, "partition": iid, "train": {"rounds": 0}}
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     run = atoll.simulate(small, out=folder)
+            ...     h = run.embed(np.zeros((5, 8, 8), np.uint8))
+            >>> h.shape
+            (5, 128)
+        """
+        encoder = self.encoder()
+        if isinstance(images, str | PathLike):
+            return embed_images(encoder, Path(images), device=device)[1].numpy()
+        given = [images] if isinstance(images, Image.Image) else images
+        return embed_given(encoder, given, device).numpy()
 
     def evaluate(
         self, protocol: str, data: object = None, test_data: object = None, device: str | None = None
@@ -195,10 +231,14 @@ class Run(run_folder.Run):
             (3, True)
         """
         asked = Path(image) if isinstance(image, str | Path) else to_image(image)
-        within = None if among is None else Path(among)
+        within = None if among is None else to_path(among, "among")
         with standard_settings():
             record, *_ = search(self, asked, within, 1, k, self.encoder(), self.recipe, device)
         return Neighbours(record)
+
+    def __fspath__(self) -> str:
+        """Return the folder, so that a run can be given as a path."""
+        return str(self.folder)
 
     def __repr__(self) -> str:
         here = Path.cwd()  # so that a shared notebook shows no home folder
@@ -222,9 +262,10 @@ class Run(run_folder.Run):
             return "no run in this folder"
         rounds = recipe_of(self).train.rounds  # of the folder: the run may have been extended since
         done = max((line["round"] for line in self.metrics), default=0)
-        return (
-            f"{self.recipe.label}, {'finished' if self.finished else 'unfinished'}, {done} of {rounds} rounds"
-        )
+        state = "finished" if self.finished else "unfinished"
+        if self.results.get("stopped_early"):
+            state = "stopped early"
+        return f"{self.recipe.label}, {state}, {done} of {rounds} rounds"
 
 
 @dataclass(frozen=True)

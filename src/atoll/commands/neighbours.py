@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from atoll.core.errors import UserError
 from atoll.core.process_state import standard_settings
 from atoll.core.rng import stream
 from atoll.core.run_folder import NEIGHBOURS, SITES, Run
+from atoll.core.text import short
 from atoll.core.tree import Tree
 from atoll.data.decode import Encoded, decode_batch
 from atoll.data.images import Pixels, StoredPixels
@@ -120,6 +122,8 @@ def search(
     Raises:
         UserError: The run has not finished, images are missing or cannot be decoded, or there is no such device.
     """
+    if not isinstance(k, int | np.integer):
+        raise UserError(f"k is {short(k)}; it is a number of neighbours, a whole number")
     if queries < 1 or k < 1:
         raise UserError(f"neighbours need at least 1 image and 1 neighbour, not {queries} and {k}")
     encoder, recipe = encoder or load_encoder(find_encoder(run.folder)), recipe or recipe_of(run)

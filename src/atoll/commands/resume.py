@@ -224,8 +224,8 @@ def check_folder(
         return False
     if not resume:
         raise UserError(
-            f"{run.folder} already holds a run; add --resume to continue it (in Python: resume=True), or choose "
-            "another --out"
+            f"{run.folder} already holds a run; add --resume to continue it (in Python: resume=True) or --restart "
+            "to delete it and begin again (restart=True), or choose another --out"
         )
     if reason := _difference(run, recipe):
         raise UserError(reason)

@@ -47,7 +47,7 @@ from atoll.engines.simulation import Simulation
 from atoll.models import save_encoder
 from atoll.models.adapters import merged
 from atoll.recipe.prerequisites import FOLDER, outcome, prerequisite_recipes
-from atoll.recipe.recipe import Recipe, give, load_recipe, make_recipe
+from atoll.recipe.recipe import Recipe, check_kind, give, load_recipe, make_recipe
 from atoll.report.artifacts import save_artifacts
 from atoll.report.client_pictures import FILE as SAMPLES
 from atoll.report.client_pictures import client_samples
@@ -62,10 +62,11 @@ def simulate(
     encoder: nn.Module | Callable[..., nn.Module] | None = None,
     data: object = None,
     transform: Callable[..., Any] | None = None,
-    callbacks: Sequence[object] | object = (),
+    callbacks: Sequence[object] | object | None = (),
     log: Sequence[str] | str | None = (),
     test_data: object = None,
     watcher: Callback | None = None,
+    restart: bool = False,
 ) -> Run:
     """Simulate a federation on this machine: train, evaluate and save its encoder.
 
@@ -82,10 +83,11 @@ def simulate(
             a pair (images, labels), or a dict from clients' names to any of these; None for the recipe's images.
         transform: Makes a view of an image: a transform of torchvision's v2, or a function that takes an image,
             uint8 (C, H, W), and returns a view (C, size, size), uint8 or floats; None for the recipe's views.
-        callbacks: One object that follows the run, or several; see `atoll.Callback`.
+        callbacks: One object that follows the run, or several; None for none; see `atoll.Callback`.
         log: One tool that follows the run, or several: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``; None for none.
         test_data: The test images, in the forms of ``data``; None to hold out ``data.test_fraction`` of ``data``.
         watcher: Deprecated name of ``callback``.
+        restart: Whether to delete the run in the folder and begin again.
 
     Returns:
         The finished run, with its results, its report, its encoder and its nearest images.
@@ -113,7 +115,7 @@ def simulate(
     if watcher is not None:
         warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
     objects = (encoder, data, transform, test_data)
-    further = callbacks if isinstance(callbacks, Iterable) else [callbacks]
+    further = list(callbacks or ()) if isinstance(callbacks, Iterable | None) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]
     tools = list(log or ()) if isinstance(log, Iterable | None) and not isinstance(log, str) else [log]
     with process_for_training():  # also for an encoder's factory, so that a thread waits only once
@@ -121,7 +123,9 @@ def simulate(
         bar = Bar(Console(), given.label)
         try:
             followers = [bar, *own] if bar.console.is_jupyter else own
-            return Run(run_recipe(given, out, resume, Callbacks(followers), log=tools).folder, given)
+            recovery = Recovery(restart=restart)
+            done = run_recipe(given, out, resume, Callbacks(followers), recovery=recovery, log=tools)
+            return Run(done.folder, given)
         finally:
             bar.stop()
 
@@ -247,17 +251,13 @@ def _execute(
 
 
 def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    check_kind(recipe)
     if isinstance(recipe, Recipe):
         check_name(recipe.name)
         return recipe
     if isinstance(recipe, Mapping):
         return make_recipe(recipe)
-    if isinstance(recipe, str | Path):
-        return load_recipe(recipe)
-    raise UserError(
-        f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not a {type(recipe).__name__}; "
-        "name user-defined components in it as module:attribute"
-    )
+    return load_recipe(recipe)
 
 
 def _start(prepared: PreparedRun) -> None:

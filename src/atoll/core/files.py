@@ -36,6 +36,21 @@ def cache_folder() -> Path:
         raise UserError("this user has no home folder; set ATOLL_CACHE to a folder for the cache") from None
 
 
+def to_path(value: object, what: str) -> Path:
+    """Convert a path that Python code gives.
+
+    Args:
+        value: The path: a text, a `Path`, or another object with a path, such as a run.
+        what: Name of the parameter, for the message.
+
+    Raises:
+        UserError: It is something else.
+    """
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise UserError(f"{what} is a {type(value).__name__}; give a path, as a text or a pathlib.Path")
+    return Path(value)
+
+
 def is_file(path: Path) -> bool:
     """Whether the file exists. Errors that prevent the answer are raised, as by `Path.is_file` until Python 3.13.
 

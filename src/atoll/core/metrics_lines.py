@@ -18,6 +18,14 @@ class Results(dict[str, Any]):
         warnings.warn("Run.results is no longer called; write run.results", DeprecationWarning, stacklevel=2)
         return self
 
+    def __missing__(self, key: object) -> Any:
+        """Say what there is instead."""
+        known = (
+            ", ".join(name for name in self if name.endswith("/accuracy"))
+            or "none, until the run has finished"
+        )
+        raise KeyError(f"no result {key!r}; the accuracies are: {known}")
+
 
 class Metrics(list[dict[str, Any]]):
     """Lines of a run's metrics; until 0.2, ``Run.metrics`` was a method."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from atoll.core.digests import DIGITS, MISMATCH, DamagedError, seal_at, verify_at
 from atoll.core.errors import UserError
-from atoll.core.files import write_whole
+from atoll.core.files import to_path, write_whole
 from atoll.core.given import Given
 from atoll.core.process_state import settings_kept
 from atoll.core.tensor_file import serialise
@@ -106,7 +106,7 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
         torch.Size([4, 128])
     """
     torch.set_default_dtype(torch.float32)  # the files' own, whatever the caller's is
-    path = Path(path)
+    path = to_path(path, "the encoder's file")
     if path.suffix in (".pt2", ".onnx"):
         return load_program(path)
     if path.is_dir() and not encoder_file(path).is_file():

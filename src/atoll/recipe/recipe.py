@@ -167,6 +167,11 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
         >>> recipe.label, recipe.train.rounds, recipe.seed
         ('SSD', 50, 1)
     """
+    if not isinstance(recipe, str | Path):
+        kind = type(recipe).__name__
+        raise UserError(
+            f"load_recipe reads a preset's name or a TOML file, not a {kind}; simulate takes a table, too"
+        )
     table = read_table(recipe, settings)
     _search(table, settings, recipe_folders(recipe))
     return _made(table, own_code or not names_of_code(table))
@@ -197,6 +202,19 @@ def make_recipe(
     return _made(table)
 
 
+def check_kind(recipe: object) -> None:
+    """Refuse what is no recipe.
+
+    Raises:
+        UserError: It is neither a name, a file, a table nor a `Recipe`.
+    """
+    if not isinstance(recipe, Recipe | Mapping | str | Path):
+        raise UserError(
+            f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not a {type(recipe).__name__}; "
+            "name user-defined components in it as module:attribute"
+        )
+
+
 def give(
     recipe: Recipe | Mapping[str, Any] | str | Path,
     encoder: Any = None,
@@ -213,6 +231,7 @@ def give(
         UserError: The recipe, the data or the transform is invalid, or the encoder's configuration does not
             describe its input.
     """
+    check_kind(recipe)
     if isinstance(recipe, Recipe):
         table = describe(recipe)
     else:

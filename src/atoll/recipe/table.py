@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date, time
 from functools import cache
 from importlib import resources
 from os import PathLike, fspath
@@ -19,6 +20,7 @@ from atoll.core.config import over, packaged, read, read_settings, read_text_tab
 from atoll.core.errors import UserError
 from atoll.core.schema import Schema
 from atoll.core.schema_check import check, places_of
+from atoll.core.text import short
 from atoll.methods.names import check_known, check_tables, check_terms
 
 MOST_LEVELS = 50  # of tables and lists in a recipe, so that recursive functions do not exhaust the stack
@@ -120,7 +122,7 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     return table
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _plain(value: Any, place: str = "", depth: int = 0) -> Any:
     """A value that Python code gives, in the types that a recipe's file has."""
     if depth > MOST_LEVELS:
         raise UserError(
@@ -130,12 +132,20 @@ def _plain(value: Any, depth: int = 0) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise UserError(f"a recipe has the key {key!r}; its keys are texts, such as 'train'")
-        return {key: _plain(one, depth + 1) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one, depth + 1) for one in value]
+        return {key: _plain(one, f"{place}.{key}" if place else key, depth + 1) for key, one in value.items()}
+    if isinstance(value, list | tuple | range) or len(getattr(value, "shape", ())) == 1:
+        return [_plain(one, place, depth + 1) for one in value]
     if isinstance(value, PathLike):
         return fspath(value)
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, str | int | float | date | time | None):
+        return value
+    raise UserError(
+        f"{place} is {short(value)}, and a recipe holds texts, numbers, lists and tables; name code of your own in "
+        "a file as 'module:attribute', and give a network, images or a transform to simulate itself: encoder=…, "
+        "data=…, transform=…"
+    )
 
 
 def _check_sections(table: Mapping[str, Any], known: Mapping[str, Schema]) -> None:

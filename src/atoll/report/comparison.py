@@ -36,7 +36,8 @@ def _compared(folders: Sequence[Folder]) -> Cells:
     header, cells = result_cells(result_rows(groups))
     seeds = sorted({folder.seed for folder in folders})
     versions = sorted({str(folder.results["version"]) for folder in folders if "version" in folder.results})
-    made = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; Atoll {', '.join(versions)}"
+    made = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    made += f"; Atoll {', '.join(versions)}" if versions else ""  # none has finished
     protocols = sorted({_protocol(folder) for folder in folders if folder.results})
     notes = [note for note in (*protocols, other_sites(groups), made) if note]
     return header, cells, notes
