@@ -262,3 +262,33 @@ def test_a_library_knows_the_statistics_of_its_model_better_than_a_file_of_weigh
     assert weights_input(weights).mean == (0.485, 0.456, 0.406)  # a guess by the number of classes
     made = make_recipe({"model": {"encoder": "timm:vit_tiny_patch16_224", "weights": weights}})
     assert made.views.mean == tuple(timm.get_pretrained_cfg("vit_tiny_patch16_224").mean) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_a_sequential_of_a_resnets_children_computes_in_a_resnet_what_it_computed(name, tmp_path):
+    """As lightly's examples build it, within a checkpoint with the projection head."""
+    torch.manual_seed(0)
+    resnet = getattr(torchvision.models, name)()
+    backbone = torch.nn.Sequential(*list(resnet.children())[:-1], torch.nn.Flatten())
+    backbone(torch.rand(8, 3, 32, 32))  # running statistics of its own
+    head = {
+        "projection_head.layers.0.weight": torch.rand(4, 4),
+        "projection_head.layers.1.weight": torch.rand(4),
+    }
+    state = {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
+    torch.save({"state_dict": state | head, "epoch": 3}, tmp_path / "last.ckpt")
+    encoder = build_encoder(ModelOptions(encoder=name, stem="standard"), channels=3, image_size=32).eval()
+    found = load_pretrained(encoder, str(tmp_path / "last.ckpt"))
+    assert (found.share, found.missing, len(found.unused)) == (1.0, (), 2)
+    images = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(images), backbone.eval()(images))
+
+
+def test_an_own_sequential_takes_its_own_weights():
+    """Its first two layers are not a ResNet's."""
+    own = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 5), torch.nn.Linear(5, 5))
+    found = fit(own.state_dict(), {key: value + 1 for key, value in own.state_dict().items()})
+    assert {key: value - 1 for key, value in found.items()}.keys() == own.state_dict().keys()
+    for key, value in own.state_dict().items():
+        assert torch.equal(found[key], value + 1)

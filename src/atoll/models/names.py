@@ -2,7 +2,7 @@
 
 The form is timm's, with query, key and value separated; torchvision's ResNets use it, too. The tables list the
 differences of torchvision's ViT, of Hugging Face's ViT, DINOv2 and ResNet (before and since transformers 5), of
-DINOv2's own files, and of Atoll's ViT.
+DINOv2's own files, of Atoll's ViT, and of a Sequential of a ResNet's children.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ _RENAMED = [
         (r"^embedder\.embedder\.normalization\.", "bn1."),
         (r"(^layer\d+\.\d+)\.shortcut\.convolution\.", r"\1.downsample.0."),
         (r"(^layer\d+\.\d+)\.shortcut\.normalization\.", r"\1.downsample.1."),
+        # A Sequential of the children of torchvision's ResNet, as in lightly's examples.
+        (r"^0\.(?=weight$)", "conv1."),
+        (r"^1\.(?=(weight|bias|running_mean|running_var|num_batches_tracked)$)", "bn1."),
+        *((rf"^{stage + 3}\.(?=\d+\.(conv|bn|downsample))", f"layer{stage}.") for stage in range(1, 5)),
     )
 ]
 _RESNET = re.compile(
