@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import ClientContext, Setting, Term
+from atoll.components.base import ClientContext, Setting, Term, UpdateGeometry
 from atoll.core.errors import OldCodeWarning
 from atoll.core.tree import load, save
 from atoll.methods.method import Method
@@ -192,8 +192,9 @@ def test_a_fold_with_a_geometry_is_called_as_it_is():
     fold = Method(objective=SimCLR(), aggregation=Mine()).open(
         {"models": {"global": model(0)}, "parts": {}}, setting(), 1
     )
-    fold.add(0, {"weights": model(1), "losses": {}, "parts": {}}, "measured")
-    assert opened.got == "measured"
+    measured = UpdateGeometry({}, {}, {}, {})
+    fold.add(0, {"weights": model(1), "losses": {}, "parts": {}}, measured)
+    assert opened.got is measured
 
 
 def shape_of(tree):

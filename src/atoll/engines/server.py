@@ -265,7 +265,6 @@ class Server:
                 changed |= {name for name, moved in verdict.moved.items() if moved}
                 if verdict.moved:
                     cosines.append(verdict.cosine())
-        fold.moved = bool(changed)
         if record.losses and learning_rate(self.recipe.train, record.round):
             warn_of_still(self.checks.names - self.setting.buffers, changed)
         if cosines and not method.aggregation.hides_updates:

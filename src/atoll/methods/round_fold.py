@@ -40,9 +40,6 @@ class RoundFold:
 
     Components and the server step get copies of the state, which they may change: clients still train with what
     they were sent of the state itself, and the last round's checkpoint may not be written yet.
-
-    Attributes:
-        moved: Whether the weights of a client that was added changed; set it before `close`.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class RoundFold:
         self._setting = setting
         opened = aggregation.open(state["models"], setting, round, scratch)
         self._models = _with_geometry(_fold(aggregation, "open", opened, "add(client, update, geometry)"))
-        self.moved = False
+        self._moved = False  # whether the weights of a client that was added changed
         self._slices: dict[str, SliceFold] = {}
         for component in method.components:
             fold: SliceFold | None
@@ -89,6 +86,7 @@ class RoundFold:
                 f"aggregation's statistics name it; add {name!r}, as in statistics: ClassVar[tuple[str, ...]] = "
                 f"({name!r},)"
             ) from error
+        self._moved |= any(geometry.moved.values())
         for name, fold in self._slices.items():
             fold.add(client, update["parts"].get(name))
 
@@ -138,7 +136,9 @@ class RoundFold:
                 'name, such as {"global": weights}'
             )
         self._check(models, f"the fold of {self._aggregation!r} closes with")
-        if self.moved and all(torch.equal(w, models[m][name]) for m in known for name, w in known[m].items()):
+        if self._moved and all(
+            torch.equal(w, models[m][name]) for m in known for name, w in known[m].items()
+        ):
             warnings.warn(
                 f"clients changed their weights, and the fold of {self._aggregation!r} closes with the models of "
                 "before; check that its add uses the update, and that its close returns the result",
