@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -171,29 +171,34 @@ def _first(curve: Mapping[int, tuple[float, float]], target: float) -> float | N
     return next((x for _, (x, y) in sorted(curve.items()) if y >= target), None)
 
 
+def _first_runs(panel: Panel, rows: Sequence[Row], results: Results) -> Iterator[tuple[str, Run]]:
+    """The label and the first run of each row, for what has no mean over seeds."""
+    for row, label in zip(rows, panel.series(rows, results.table), strict=True):
+        for run in results.runs.get(row.name, ())[:1]:
+            yield label, run
+
+
 def _boxes(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
     made = []
-    for row, label in zip(rows, panel.series(rows, results.table), strict=True):
-        for run in results.runs.get(row.name, ())[:1]:  # a box has no mean over seeds
-            boxes = [
-                (line["round"], [line["measures"][f"angles/{mark}"] for mark in BOX])
-                for line in run.metrics
-                if f"angles/{BOX[0]}" in line.get("measures", {})
-            ]
-            at, shown = [at for at, _ in boxes], [box for _, box in boxes]
-            made += [_frame(panel, "boxes", label, at=at, boxes=shown)] if boxes else []
+    for label, run in _first_runs(panel, rows, results):
+        boxes = [
+            (line["round"], [line["measures"][f"angles/{mark}"] for mark in BOX])
+            for line in run.metrics
+            if f"angles/{BOX[0]}" in line.get("measures", {})
+        ]
+        at, shown = [at for at, _ in boxes], [box for _, box in boxes]
+        made += [_frame(panel, "boxes", label, at=at, boxes=shown)] if boxes else []
     return made
 
 
 def _layers(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
     made = []
-    for row, label in zip(rows, panel.series(rows, results.table), strict=True):
-        for run in results.runs.get(row.name, ())[:1]:
-            lines = [line for line in run.metrics if line.get("layers")]
-            names = list(lines[0]["layers"]) if lines else []
-            values = [[line["layers"][name] for line in lines] for name in names]
-            at = [str(line["round"]) for line in lines]
-            made += [_frame(panel, "heat", label, rows=names, columns=at, values=values)] if names else []
+    for label, run in _first_runs(panel, rows, results):
+        lines = [line for line in run.metrics if line.get("layers")]
+        names = list(lines[0]["layers"]) if lines else []
+        values = [[line["layers"][name] for line in lines] for name in names]
+        at = [str(line["round"]) for line in lines]
+        made += [_frame(panel, "heat", label, rows=names, columns=at, values=values)] if names else []
     return made
 
 
@@ -219,19 +224,17 @@ def _clients(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]
 
 def _maps(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
     made = []
-    for row, label in zip(rows, panel.series(rows, results.table), strict=True):
-        for run in results.runs.get(row.name, ())[:1]:
-            content = representation_maps(run, panel.models, panel.colour, panel.classes)
-            made += [_frame(panel, "map", label, **content)] if content else []
+    for label, run in _first_runs(panel, rows, results):
+        content = representation_maps(run, panel.models, panel.colour, panel.classes)
+        made += [_frame(panel, "map", label, **content)] if content else []
     return made
 
 
 def _landscapes(panel: Panel, rows: Sequence[Row], results: Results) -> list[Drawn]:
     made = []
-    for row, label in zip(rows, panel.series(rows, results.table), strict=True):
-        for run in results.runs.get(row.name, ())[:1]:
-            content = landscape(run, panel.resolution)
-            made += [_frame(panel, "landscape", label, **content)] if content else []
+    for label, run in _first_runs(panel, rows, results):
+        content = landscape(run, panel.resolution)
+        made += [_frame(panel, "landscape", label, **content)] if content else []
     return made
 
 
