@@ -20,6 +20,7 @@ from atoll.core.errors import RunError, UserError, did_you_mean
 from atoll.core.files import disk_sentence
 from atoll.core.memory import NO_MEMORY, is_out_of_memory
 from atoll.core.run_folder import Run
+from atoll.core.run_names import run_name
 from atoll.data.options import PartitionOptions
 from atoll.engines.simulation import Simulation
 from atoll.methods.registry import METHODS, MethodOptions
@@ -174,12 +175,9 @@ def counterparts(recipes: Sequence[Recipe]) -> list[Recipe]:
             ),
             replace(line, name=f"{name}-alone", method=replace(method, merge="local_only")),
         ]
-    return [_valid(line) for line in lines]
-
-
-def _valid(recipe: Recipe) -> Recipe:
-    _ = recipe.composed
-    return recipe
+    for line in lines:
+        _ = line.composed  # refuse a baseline that cannot be composed
+    return lines
 
 
 @dataclass(frozen=True)
@@ -240,13 +238,10 @@ def compare(
     _make_folder(out)
     runs: list[Run] = []
     failures: dict[str, str] = {}
-    seeded = [
-        replace(recipe, seed=seed) for recipe in recipes for seed in range(recipe.seed, recipe.seed + seeds)
-    ]
+    seeded = [one for recipe in recipes for one in _seeded(recipe, seeds, out)]
     labels = [recipe.label for recipe in recipes]
     with Simulation().keep() as engine:
-        for number, one in enumerate(seeded, start=1):
-            run = Run(out / f"{one.name}-seed{one.seed}")
+        for number, (one, run) in enumerate(seeded, start=1):
             title = one.label if labels.count(one.label) == 1 else f"{one.label} ({one.name})"
             title += f", seed {one.seed}" if seeds > 1 else ""
             counted = f"{number}/{len(seeded)} {title}" if len(seeded) > 1 else title
@@ -273,6 +268,14 @@ def compare(
     return Comparison(runs, failures)
 
 
+def _seeded(recipe: Recipe, seeds: int, out: Path) -> list[tuple[Recipe, Run]]:
+    """A recipe with each of its seeds, and the run of each."""
+    return [
+        (replace(recipe, seed=seed), Run(out / run_name(recipe.name, seed)))
+        for seed in range(recipe.seed, recipe.seed + seeds)
+    ]
+
+
 def _check(
     recipes: Sequence[Recipe], seeds: int, out: Path, restart: bool, other_environment: bool
 ) -> set[str]:
@@ -284,10 +287,7 @@ def _check(
     anew: set[str] = set()
     for recipe in recipes:
         try:
-            runs = [
-                (replace(recipe, seed=seed), Run(out / f"{recipe.name}-seed{seed}"))
-                for seed in range(recipe.seed, recipe.seed + seeds)
-            ]
+            runs = _seeded(recipe, seeds, out)
             for seeded, run in runs:
                 if restart and cannot_continue(run, seeded, other_environment):
                     anew.add(run.name)

@@ -25,6 +25,11 @@ def check_name(name: str) -> None:
         )
 
 
+def run_name(name: str, seed: int) -> str:
+    """Name of a run's folder, by its recipe's name and its seed."""
+    return f"{name}-seed{seed}"
+
+
 def default_folder(name: str, seed: int) -> Path:
     """Folder of a run without ``--out``: under ``$ATOLL_RUNS``, or under ``runs`` in the working folder.
 
@@ -41,4 +46,4 @@ def default_folder(name: str, seed: int) -> Path:
         'digits-ssd-seed0'
     """
     check_name(name)
-    return Path(os.environ.get("ATOLL_RUNS") or "runs").expanduser() / f"{name}-seed{seed}"
+    return Path(os.environ.get("ATOLL_RUNS") or "runs").expanduser() / run_name(name, seed)

@@ -12,6 +12,7 @@ from typing import Any
 from atoll.core.config import describe, flatten
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
+from atoll.core.run_names import run_name
 from atoll.data.detection.load import why_no_objects
 from atoll.data.options import DataOptions
 from atoll.papers.images import image_changes
@@ -57,7 +58,7 @@ class Reproduction:
         """Folders of a row's runs. Rows with the same training share them, and so do tables beside each other."""
         first, name = row.recipe.seed, self.trained_as.get(row.name, row.name)
         seeds = range(first, first + self.seeds)
-        own = [self.out / f"{name}-seed{seed}" for seed in seeds]
+        own = [self.out / run_name(name, seed) for seed in seeds]
         if any(Run(folder).exists() for folder in own):
             return own
         others = [self._elsewhere.get(repr(training(replace(row.recipe, seed=seed)))) for seed in seeds]
