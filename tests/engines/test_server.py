@@ -154,7 +154,7 @@ def test_the_angular_divergence_is_the_mean_over_the_accepted_clients():
 
 
 def test_a_whole_run_tells_the_door_which_names_are_running_statistics(tmp_path):
-    names = Federation(tiny()).buffer_names()
+    names = Federation(tiny()).setting.running_statistics
     assert "encoder.bn1.running_var" in names
     assert "encoder.bn1.weight" not in names
     run = run_tiny(tmp_path / "run", "train.first_norm=30", "train.lr=0.001")

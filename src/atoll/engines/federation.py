@@ -117,7 +117,7 @@ class Federation:
         return replace(
             setting,
             buffers=frozenset(names - trained),
-            running_statistics=frozenset(self.buffer_names()),
+            running_statistics=frozenset(buffer_names(self.networks)),
             local_only=frozenset(names - self.update_names()),
             base_names=frozenset(names - travelling_names(method, self.networks) if some_stay else ()),
         )
@@ -193,10 +193,6 @@ class Federation:
         """The networks' weights that an update must contain."""
         names = self.update_names()
         return {name: weight for name, weight in self.networks.state_dict().items() if name in names}
-
-    def buffer_names(self) -> set[str]:
-        """Names of BatchNorm's running statistics."""
-        return buffer_names(self.networks)
 
     def client_side(self, constants: Slices, networks: nn.ModuleDict | None = None) -> Client:
         """Create the client side of the method, by default to train the networks of this process."""
