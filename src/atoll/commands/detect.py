@@ -20,6 +20,7 @@ import torch
 from torchvision.models.detection import FasterRCNN
 
 from atoll.commands.run_files import find_one_encoder
+from atoll.components.base import seeded
 from atoll.core import tree
 from atoll.core.config import build, describe, flatten, read_settings
 from atoll.core.devices import find_device
@@ -224,18 +225,16 @@ def _encoder(job: DetectionJob) -> Encoder:
     encoder = load_encoder(job.encoder_path)
     if not job.scratch:
         return encoder
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(job.options.seed, "detection-encoder"))
-        made = rebuild_encoder(encoder.spec)
+    seed = derive_seed(job.options.seed, "detection-encoder")
+    made = seeded(seed, lambda: rebuild_encoder(encoder.spec))
     made.metadata = encoder.metadata
     return made
 
 
 def _detector(job: DetectionJob, encoder: Encoder) -> FasterRCNN:
     """The detector; its new layers start alike for every encoder of one architecture."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(job.options.seed, "detection-network"))
-        return make_detector(encoder, len(job.train.classes), job.options)
+    seed = derive_seed(job.options.seed, "detection-network")
+    return seeded(seed, lambda: make_detector(encoder, len(job.train.classes), job.options))
 
 
 def _train(
