@@ -162,7 +162,9 @@ def _check_row(
             load(row.measured_on, row.recipe.seed)
         if row.detection:
             require_pycocotools()
-            _load_objects(row.detection)
+            load_detection(
+                row.detection.data, row.detection.options.train_split, row.detection.options.test_split
+            )
     except UserError as error:
         return RowCheck(row, fault=str(error))
     return RowCheck(row, _client_words(partitions))
@@ -205,10 +207,6 @@ def _require_images(job: Reproduction) -> None:
                 f"{len(affected)} of {len(job.rows)} rows of {job.name} (such as {affected[0]}) need the images "
                 f"{source_words(describe(data))}: {error}; or choose other rows with --rows"
             ) from None
-
-
-def _load_objects(detection: Detection) -> None:
-    load_detection(detection.data, detection.options.train_split, detection.options.test_split)
 
 
 def _detected(row: Row, detection: Detection, run: Run) -> dict[str, Any]:

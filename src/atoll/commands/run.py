@@ -223,8 +223,8 @@ def _execute(
     prepared: PreparedRun,
     resume: bool,
     callback: Callback,
-    recovery: Recovery = NOTHING,
-    log: Sequence[str] = (),
+    recovery: Recovery,
+    log: Sequence[str],
 ) -> None:
     """Perform all steps of a run."""
     recipe, run, engine = prepared.recipe, prepared.run, prepared.engine

@@ -80,12 +80,12 @@ class OneOf(Rule):
 
 
 class OneOfOr(Rule):
-    """One of these words, or a text that contains a mark, such as ``module:attribute``; errors name both forms."""
+    """One of these words, or a text with a colon, such as ``module:attribute``; errors name both forms."""
 
     keyword = "anyOf"
 
-    def __init__(self, words: Iterable[str], mark: str, forms: str) -> None:
-        marked = {"type": "string", "pattern": mark, "description": forms}
+    def __init__(self, words: Iterable[str], forms: str) -> None:
+        marked = {"type": "string", "pattern": ":", "description": forms}
         super().__init__((marked, {"enum": tuple(words)}))
 
 

@@ -91,7 +91,7 @@ class DataOptions(Options, section="data"):
             source.
     """
 
-    source: Annotated[str, OneOfOr(SOURCES, ":", OWN)] = "digits"
+    source: Annotated[str, OneOfOr(SOURCES, OWN)] = "digits"
     path: str | None = None
     hub_config: str | None = None
     train_split: str = "train"

@@ -24,7 +24,7 @@ from atoll.evaluation.protocols import (
 CLASSIFIERS = ("knn", "probe", *PAPERS_PROBES)
 PROTOCOLS = ("geometry", *CLASSIFIERS, *(f"{PREFIX}{name}" for name in CLASSIFIERS), *FINE_TUNES)
 OWN = '"module:attribute", a function of your code'
-Protocols = tuple[Annotated[str, OneOfOr(PROTOCOLS, ":", OWN)], ...]
+Protocols = tuple[Annotated[str, OneOfOr(PROTOCOLS, OWN)], ...]
 
 
 @dataclass(frozen=True)
@@ -125,16 +125,12 @@ class EvaluationOptions(Options, section="evaluation"):
         return shortened(replace(protocol, select=self.finetune_select), self.max_epochs)
 
 
-def check_protocols(names: tuple[str, ...], where: str) -> None:
+def check_protocols(names: tuple[str, ...]) -> None:
     """Check that all names are names of protocols, or of the user's code.
-
-    Args:
-        names: The names.
-        where: Start of the error message: where the names are from.
 
     Raises:
         UserError: A name is unknown.
     """
     for name in names:
         if name not in PROTOCOLS and not names_code(name):
-            raise UserError(f"{where} names the protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")
+            raise UserError(f"evaluation names the protocol {name!r}; {did_you_mean(name, PROTOCOLS)}")

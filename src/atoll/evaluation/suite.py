@@ -79,7 +79,7 @@ def evaluate(
             with ``strict``, also if labels or held-out images that a protocol needs are missing.
     """
     names = tuple(options.at_end if protocols is None else protocols)
-    check_protocols(names, "evaluation")
+    check_protocols(names)
     if len(test) < 2 or len(train) < 1:
         raise UserError(
             f"evaluation needs at least 2 test images and 1 training image; "

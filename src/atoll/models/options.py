@@ -76,7 +76,7 @@ class ModelOptions(Options, section="model"):
         UserError: A value is unknown, or the chosen encoder does not have an option.
     """
 
-    encoder: Annotated[str, OneOfOr(ENCODERS, ":", OTHERS)] = "resnet18"
+    encoder: Annotated[str, OneOfOr(ENCODERS, OTHERS)] = "resnet18"
     stem: Annotated[str, OneOf(STEMS)] = "cifar"
     width: Width | None = None
     depth: Count | None = None
