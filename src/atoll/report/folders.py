@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from atoll.core.files import hash_bytes
 from atoll.core.run_folder import DETECTION, HELD_OUT, NEIGHBOURS, SITES_OWN, Run, is_of_sites
 from atoll.core.text import error_words, few, plural
 from atoll.core.tree import Tree, load
+from atoll.recipe.recipe import recipe_digest
 from atoll.report.artifacts import FILE as MAP_FILE
 from atoll.report.client_pictures import FILE as SAMPLES_FILE
 from atoll.report.wording import setting_words
@@ -104,7 +104,7 @@ class Folder:
     @property
     def digest(self) -> str:
         """Digest of the recipe: the first twelve digits of its SHA-256."""
-        return hashlib.sha256(self.recipe_text.encode()).hexdigest()[:12]
+        return recipe_digest(self.recipe_text)[:12]
 
 
 def read_folder(path: Path) -> Folder:
