@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console, RenderableType
 
 from atoll.commands.run import run_recipe
 from atoll.core.run_folder import Run
@@ -77,3 +79,11 @@ def remains(run: Run) -> Tree:
             if states.folder.exists()
         },
     }
+
+
+def printed(*blocks: RenderableType, width: int = 200) -> str:
+    """What a terminal of this width shows."""
+    console = Console(width=width, file=io.StringIO())
+    for block in blocks:
+        console.print(block)
+    return console.file.getvalue()

@@ -1,23 +1,19 @@
-import io
-
 import pytest
 import torch
-from rich.console import Console
 
 from atoll.commands import bench
 from atoll.core.errors import UserError
 from atoll.methods.registry import METHODS
 from atoll.recipe.engine_options import EngineOptions
-from tests.harness import tiny
+from tests.harness import printed, tiny
 from tests.test_every_method import NEEDS
 
 
 @pytest.mark.parametrize("setting", ["train.participation=0.25", "train.epochs=0", "method.name=fedema"])
 def test_a_recommendation_is_made_for_any_cohort(setting, monkeypatch, graphs):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
-    console = Console(width=200, file=io.StringIO())
-    console.print(bench.recommend(tiny(setting), warm=1, timed=2))
-    assert "fastest here: engine.threads=1 engine.channels_last=" in console.file.getvalue()
+    shown = printed(bench.recommend(tiny(setting), warm=1, timed=2))
+    assert "fastest here: engine.threads=1 engine.channels_last=" in shown
     assert graphs
 
 

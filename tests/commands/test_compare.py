@@ -1,4 +1,3 @@
-import io
 import json
 import statistics
 from dataclasses import replace
@@ -23,13 +22,7 @@ from atoll.core.provenance import version
 from atoll.core.run_folder import Run
 from atoll.recipe.recipe import load_recipe
 from atoll.report.comparison import comparison_cells, comparison_markdown, comparison_table
-from tests.harness import TINY, tiny
-
-
-def text(table):
-    console = Console(width=200, file=io.StringIO())
-    console.print(table)
-    return console.file.getvalue()
+from tests.harness import TINY, printed, tiny
 
 
 def test_recipes_by_method_and_their_lines():
@@ -73,7 +66,7 @@ def test_a_table_is_mean_and_std_over_seeds_and_a_comparison_resumes(tmp_path):
     runs = compare([recipe], 2, tmp_path).runs
     accuracies = [100 * run.read_json("evaluation.json")["knn/accuracy"] for run in runs]
     untrained = [100 * run.metrics[0]["evaluation"]["knn/accuracy"] for run in runs]
-    shown = text(comparison_table(comparison_cells(runs)))
+    shown = printed(comparison_table(comparison_cells(runs)))
     for values in (accuracies, untrained):
         assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in shown
     stamps = [run.encoder_path.stat().st_mtime_ns for run in runs]

@@ -1,11 +1,9 @@
 import re
 from dataclasses import dataclass
-from io import StringIO
 from typing import ClassVar
 
 import pytest
 import torch
-from rich.console import Console
 
 from atoll.cli.main import main
 from atoll.cli.tables import egress_tables
@@ -16,7 +14,7 @@ from atoll.core.errors import UserError
 from atoll.core.version import VERSION
 from atoll.engines.federation import Federation
 from tests.engines.flower.deployment import write_digits
-from tests.harness import tiny
+from tests.harness import printed, tiny
 
 
 def test_what_leaves_is_the_model_and_its_sample_count_and_losses():
@@ -65,10 +63,7 @@ def test_names_and_sizes_are_shown_whole_at_any_width():
     recipe = tiny("method.name=ssd")
     found = egress(recipe, images=5000)
     for width in (80, 160):
-        console = Console(file=StringIO(), width=width)
-        for block in egress_tables(found, recipe.composed, width):
-            console.print(block)
-        shown = console.file.getvalue()
+        shown = printed(*egress_tables(found, recipe.composed, width), width=width)
         assert "…" not in shown
         for item in found.up:
             assert width < 160 or item.name in shown
@@ -79,12 +74,10 @@ def test_names_and_sizes_are_shown_whole_at_any_width():
 def test_a_narrow_terminal_shows_every_name_shape_and_size_over_several_lines():
     recipe = tiny("method.name=ssd")
     found = egress(recipe, images=5000)
-    console = Console(file=StringIO(), width=40)
-    for block in egress_tables(found, recipe.composed, 40):
-        console.print(block)
-    assert "…" not in console.file.getvalue()
-    assert max(map(len, console.file.getvalue().splitlines())) <= 40
-    rows = [line.split("│") for line in console.file.getvalue().splitlines() if line.count("│") == 3]
+    shown = printed(*egress_tables(found, recipe.composed, 40), width=40)
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 40
+    rows = [line.split("│") for line in shown.splitlines() if line.count("│") == 3]
     what, shape, sizes, _ = ("".join(cell.strip() for cell in column) for column in zip(*rows, strict=True))
     for item in (*found.up, *found.down, *found.once, *found.kept):
         assert item.name in what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import shutil
 import statistics
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from rich.console import Console, Group
 
 from atoll.cli.main import main
 from atoll.cli.tables import listing, plan_table
@@ -25,7 +23,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.papers.reproduction import find_table, images_of
 from atoll.report.reproduction import cells, markdown, remarks, shown
-from tests.harness import TINY
+from tests.harness import TINY, printed
 
 TABLE = """
 title = "Mine [1]"
@@ -88,12 +86,6 @@ def done(folder: Path) -> dict:
 
 def results(folder: Path, run: str, name: str = "evaluation.json") -> dict:
     return json.loads((folder / "out" / run / name).read_text())
-
-
-def text(table: Group) -> str:
-    console = Console(width=200, file=io.StringIO())
-    console.print(table)
-    return console.file.getvalue()
 
 
 def test_every_cell_is_its_runs_evaluation_beside_the_published_value(folder: Path, done: dict) -> None:
@@ -246,11 +238,11 @@ def test_a_changed_setting_is_said_and_an_engines_is_not(folder: Path) -> None:
     rounds = find_table(mine, settings=["train.rounds=1"])
     assert rounds.changed() == {"train.rounds": "1; in the paper's setting 2 or 0"}
     assert len(find_table(mine, ["ssd"], ["options.dsr.scale=3"]).rows) == 1  # the others have no such option
-    shown = text(plan_table(rounds, dry_run(rounds)))
+    shown = printed(plan_table(rounds, dry_run(rounds)))
     assert "NOT the paper's setting" in shown
     assert "train.rounds = 1; in the paper's setting 2 or 0" in shown
     plain = find_table(mine)
-    assert "NOT" not in text(plan_table(plain, dry_run(plain)))
+    assert "NOT" not in printed(plan_table(plain, dry_run(plain)))
 
 
 def test_what_is_not_the_papers_setting_says_so_in_the_table_and_on_the_page(folder: Path) -> None:
@@ -272,7 +264,7 @@ def test_a_row_whose_run_fails_stays_empty_and_says_why(folder: Path) -> None:
     record = reproduce(job)
     assert cells(record)[1][0][1] == "–"
     assert record["failures"]["plain-seed0"].startswith("FedAlignUniform: round 1 failed: ")
-    assert "Failed: FedAlignUniform: round 1 failed: " in text(shown(record))
+    assert "Failed: FedAlignUniform: round 1 failed: " in printed(shown(record))
 
 
 def test_a_plan_shows_the_runs_and_runs_none(
@@ -285,12 +277,12 @@ def test_a_plan_shows_the_runs_and_runs_none(
     assert "0/1" in said
     assert not (folder / "none").exists()
     finished = find_table(str(folder / "mine.toml"), seeds=2, out=folder / "out")
-    assert "2/2" in text(plan_table(finished, dry_run(finished)))
+    assert "2/2" in printed(plan_table(finished, dry_run(finished)))
 
 
 def test_a_plan_says_once_what_all_rows_share(folder: Path) -> None:
     job = find_table(str(folder / "mine.toml"))
-    table, _, below = text(plan_table(job, dry_run(job))).partition("all rows: ")
+    table, _, below = printed(plan_table(job, dry_run(job))).partition("all rows: ")
     shared = below.splitlines()[0]
     assert "encoder" in shared
     assert "encoder" not in table
@@ -359,7 +351,7 @@ def test_the_others_train_when_small_clients_sit_out(folder: Path) -> None:
 
 def test_all_tables_and_figures_are_listed_with_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATOLL_DATA", raising=False)
-    shown = " ".join(text(listing()).split())
+    shown = " ".join(printed(listing()).split())
     assert "ssd-1" in shown
     assert "cifar10 (parquet), CIFAR100 (torchvision)" in shown
     assert "dec-ssl-1-right" in shown
@@ -460,7 +452,7 @@ def test_a_table_without_published_values_is_no_papers(folder: Path) -> None:
     assert cells(record)[0] == ["row", "kNN %"]
     assert [len(row) for row in cells(record)[1]] == [2]
     assert remarks(record)[0] == "NOT the table's setting:"
-    assert "paper" not in text(plan_table(job, dry_run(job))) + markdown(record)
+    assert "paper" not in printed(plan_table(job, dry_run(job))) + markdown(record)
 
 
 def test_a_row_that_cannot_be_evaluated_costs_no_other_row(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A run's folder when something is missing, damaged or not ours."""
 
-import io
 import json
 import shutil
 from dataclasses import replace
@@ -9,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from rich.console import Console
 from sklearn.datasets import load_digits
 
 from atoll.commands.neighbours import find_neighbours
@@ -20,7 +18,7 @@ from atoll.core.run_folder import HELD_OUT, Run
 from atoll.engines.callbacks import Callback
 from atoll.engines.server import TooFewUpdatesError
 from atoll.report.comparison import comparison_cells, comparison_table
-from tests.harness import run_tiny, tiny
+from tests.harness import printed, run_tiny, tiny
 
 
 @pytest.fixture(scope="module")
@@ -213,9 +211,7 @@ def test_metrics_cut_in_mid_line_get_the_newest_back(folder):
 
 def test_a_run_that_lost_its_metrics_has_no_untrained_encoder_to_show(folder):
     (folder / "metrics.jsonl").unlink()
-    console = Console(width=200, file=io.StringIO())
-    console.print(comparison_table(comparison_cells([run_tiny(folder, resume=True)])))
-    shown = console.file.getvalue().splitlines()
+    shown = printed(comparison_table(comparison_cells([run_tiny(folder, resume=True)]))).splitlines()
     assert next(line for line in shown if line.startswith("Untrained")).split()[-1] == "–"
 
 

@@ -12,15 +12,12 @@ from atoll.core.errors import UserError
 from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.partition.make import partition_images
 from atoll.data.sources import load_data
+from tests.data.test_sources import pixels_of
 
 
 def load(source, path, **options):
     options = {"test_fraction": 0.0, "image_size": 8, "channels": 1, **options}
     return load_data(DataOptions(source, str(path), **options), seed=0)
-
-
-def pixels_of(images):
-    return images.images.gather(torch.arange(len(images))).numpy()[:, 0]
 
 
 @pytest.fixture

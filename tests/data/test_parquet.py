@@ -13,6 +13,7 @@ from atoll.data import parquet as parquet_module
 from atoll.data.options import DataOptions
 from atoll.data.parquet import ParquetRecords
 from atoll.data.sources import load_data
+from tests.data.test_sources import pixels_of
 
 
 @pytest.fixture
@@ -22,10 +23,6 @@ def images(digits, encode_png):
 
 def load(path, **options):
     return load_data(DataOptions("parquet", str(path), image_size=8, channels=1, **options), seed=0)
-
-
-def pixels_of(images):
-    return images.images.gather(torch.arange(len(images))).numpy()[:, 0]
 
 
 def test_reads_images_labels_classes_and_columns(tmp_path, images, digits, write_parquet):

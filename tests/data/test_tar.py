@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from atoll.core.errors import UserError
 from atoll.data.options import DataOptions
 from atoll.data.sources import Splits, load_data
+from tests.data.test_sources import pixels_of
 
 HOW = {"image_size": 8, "channels": 1, "test_fraction": 0.0}
 
@@ -46,10 +46,6 @@ def samples(digits, encode_png):
         return found
 
     return make
-
-
-def pixels_of(images) -> np.ndarray:
-    return images.images.gather(torch.arange(len(images))).numpy()[:, 0]
 
 
 @pytest.mark.parametrize("memory", [8.0, 1e-9])

@@ -15,6 +15,11 @@ def dot(a, b):
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
+def mean_cosine(a, b):
+    """The mean over rows, in float64."""
+    return sum(dot(x, y) for x, y in zip(units(a.double()), units(b.double()), strict=True)) / len(a)
+
+
 def squared(a, b):
     return sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
 

@@ -8,7 +8,7 @@ from atoll.core.errors import UserError
 from atoll.core.tree import clone
 from atoll.methods.featarc import ClusterFold, FeatARC
 from atoll.methods.fedbn import norm_names
-from tests.functional.oracles import dot, normalised
+from tests.functional.oracles import mean_cosine
 from tests.harness import run_tiny
 from tests.rounds import Rounds
 from tests.steps import Steps, federation
@@ -16,12 +16,6 @@ from tests.trees import same
 
 FEATARC = ("method.name=featarc_cluster",)
 ONE = "options.featarc.clusters=1"
-
-
-def cosine(a, b):
-    """The mean over rows, in float64."""
-    pairs = zip(a.double().tolist(), b.double().tolist(), strict=True)
-    return sum(dot(normalised(x), normalised(y)) for x, y in pairs) / len(a)
 
 
 def encoder_of(weights):
@@ -53,7 +47,7 @@ def test_the_clusters_are_drawn_independently():
     weights = [model["encoder.conv1.weight"] for model in models.values()]
     # The angle of independent Gaussian tensors is near a right one.
     for a, b in ((0, 1), (0, 2), (1, 2)):
-        assert abs(cosine(weights[a].reshape(1, -1), weights[b].reshape(1, -1))) < 0.5
+        assert abs(mean_cosine(weights[a].reshape(1, -1), weights[b].reshape(1, -1))) < 0.5
     again = Rounds(*FEATARC, "options.featarc.clusters=3").server.state["models"]
     assert same(models, again)
     first = federation("method.name=fed_simclr").initial_weights()
@@ -114,7 +108,9 @@ def similarities(rounds, retained, output):
             return h if output == "h" else networks["projector"](h)
 
     past = features(retained)
-    found = {name: cosine(features(model), past) for name, model in rounds.server.state["models"].items()}
+    found = {
+        name: mean_cosine(features(model), past) for name, model in rounds.server.state["models"].items()
+    }
     networks.train()
     return found
 
@@ -202,13 +198,13 @@ def test_the_regulariser_is_the_mean_of_two_distances(reading, objective):
     h, z = steps.encode(steps.data.pick(batch.indices), networks)
     if reading == "code":
         outputs = [steps.encode(batch.images[view])[1] for view in ("view1", "view2")]
-        expected = -(cosine(outputs[0], h) + cosine(outputs[1], h)) / 2
+        expected = -(mean_cosine(outputs[0], h) + mean_cosine(outputs[1], h)) / 2
     else:
         outputs = [steps.encode(images)[1] for images in (batch.images["view1"], batch.images["image"])]
         if objective == "simsiam":
             with torch.no_grad():
                 outputs = [steps.networks["predictor"](made) for made in outputs]
-        expected = -(cosine(outputs[0], z) + cosine(outputs[1], z)) / 2
+        expected = -(mean_cosine(outputs[0], z) + mean_cosine(outputs[1], z)) / 2
     assert loss == pytest.approx(expected, rel=1e-3)
     assert -1 <= loss <= 1
 

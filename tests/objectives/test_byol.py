@@ -1,18 +1,12 @@
 import pytest
 import torch
 
-from tests.functional.oracles import dot, normalised
+from tests.functional.oracles import mean_cosine
 from tests.rounds import Rounds
 from tests.steps import Steps
 from tests.trees import same
 
 BYOL = ("method.name=fed_byol", "model.predictor_hidden=[16]")
-
-
-def cosine(a, b):
-    """The mean over rows, in float64."""
-    pairs = zip(a.double().tolist(), b.double().tolist(), strict=True)
-    return sum(dot(normalised(x), normalised(y)) for x, y in pairs) / len(a)
 
 
 def test_the_local_loss_predicts_each_view_from_the_other():
@@ -23,7 +17,7 @@ def test_the_local_loss_predicts_each_view_from_the_other():
         z1, z2 = (steps.encode(batch.images[view])[1] for view in ("view1", "view2"))
         q1, q2 = (steps.networks["predictor"](z) for z in (z1, z2))
     # Before the first step the target is a copy of the online network, and both are in train mode.
-    expected = sum(2 - 2 * cosine(q, z) for q, z in ((q1, z2), (q2, z1)))
+    expected = sum(2 - 2 * mean_cosine(q, z) for q, z in ((q1, z2), (q2, z1)))
     assert loss.item() == pytest.approx(float(expected), rel=1e-4)
 
 

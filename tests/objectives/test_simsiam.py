@@ -1,16 +1,10 @@
 import pytest
 import torch
 
-from tests.functional.oracles import dot, normalised
+from tests.functional.oracles import mean_cosine
 from tests.steps import Steps
 
 SIMSIAM = ("method.name=fed_simsiam", "model.predictor_hidden=[16]")
-
-
-def cosine(a, b):
-    """The mean over rows, in float64."""
-    pairs = zip(a.double().tolist(), b.double().tolist(), strict=True)
-    return sum(dot(normalised(x), normalised(y)) for x, y in pairs) / len(a)
 
 
 def test_the_local_loss_is_minus_the_mean_cosine_of_both_directions():
@@ -20,7 +14,7 @@ def test_the_local_loss_is_minus_the_mean_cosine_of_both_directions():
     with torch.no_grad():
         z1, z2 = (steps.encode(batch.images[view])[1] for view in ("view1", "view2"))
         q1, q2 = (steps.networks["predictor"](z) for z in (z1, z2))
-    expected = -0.5 * (cosine(q1, z2) + cosine(q2, z1))
+    expected = -0.5 * (mean_cosine(q1, z2) + mean_cosine(q2, z1))
     assert loss.item() == pytest.approx(float(expected), rel=1e-4)
     assert -1 <= loss.item() <= 1
 

@@ -1,13 +1,11 @@
 """The terminal's table and the page's have the same rows and columns for the same runs."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from atoll.core.run_folder import Run
 from atoll.report import write_report
 from atoll.report.comparison import comparison_cells, comparison_table
+from tests.harness import printed
 from tests.report.pages import Page
 from tests.report.run_folders import evaluation, make_run
 
@@ -67,9 +65,7 @@ def test_a_column_that_nothing_has_is_left_out(tmp_path):
 def test_a_label_is_printed_as_it_is(tmp_path):
     """Square brackets in it are no markup."""
     run = make_run(tmp_path / "run", results={**evaluation(0.9), "method": "mine [bold]"})
-    console = Console(width=120, file=io.StringIO())
-    console.print(comparison_table(comparison_cells([Run(run)])))
-    assert "mine [bold]" in console.file.getvalue()
+    assert "mine [bold]" in printed(comparison_table(comparison_cells([Run(run)])))
 
 
 def test_the_notes_have_the_constants_of_every_protocol(tmp_path):

@@ -1,18 +1,14 @@
 """Tables in a terminal: numbers are never broken, however narrow it is."""
 
-import io
-
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from atoll.report.terminal import terminal_table
+from tests.harness import printed
 
 
-def printed(width, *table, **options):
-    console = Console(file=io.StringIO(), width=width)
-    console.print(terminal_table(*table, **options))
-    return console.file.getvalue().splitlines()
+def shown(width, *table, **options):
+    return printed(terminal_table(*table, **options), width=width).splitlines()
 
 
 def cells(line):
@@ -24,7 +20,7 @@ def cells(line):
 )
 def test_a_wide_table_goes_on_below_itself_and_breaks_no_number(width, headings):
     numbers = [f"{10 + i}.25 ± 0.{i:02}" for i in range(len(headings))]
-    lines = printed(width, ["method", *headings], [["SSD", *numbers], ["FedU", *numbers]], ["note"], "title")
+    lines = shown(width, ["method", *headings], [["SSD", *numbers], ["FedU", *numbers]], ["note"], "title")
     assert all(len(line) <= width for line in lines)
     for name in ("SSD", "FedU"):
         found = [cells(line)[1:] for line in lines if cells(line)[0] == name]
@@ -32,7 +28,7 @@ def test_a_wide_table_goes_on_below_itself_and_breaks_no_number(width, headings)
 
 
 def test_a_table_that_fits_is_one_table_with_whole_headings():
-    lines = printed(60, ["method", "effective rank"], [["SSD", "1.0"]])
+    lines = shown(60, ["method", "effective rank"], [["SSD", "1.0"]])
     assert [cells(line) for line in lines if "━" not in line] == [
         ["method", "effective rank"],
         ["SSD", "1.0"],
@@ -40,6 +36,6 @@ def test_a_table_that_fits_is_one_table_with_whole_headings():
 
 
 def test_a_long_name_is_broken_for_the_numbers():
-    lines = printed(40, ["method", "kNN %"], [["A long name without an end" * 3, "61.25 ± 0.41"]])
+    lines = shown(40, ["method", "kNN %"], [["A long name without an end" * 3, "61.25 ± 0.41"]])
     assert any("61.25 ± 0.41" in line for line in lines)
     assert max(map(len, lines)) <= 40
