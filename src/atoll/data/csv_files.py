@@ -15,7 +15,7 @@ from pyarrow.csv import ConvertOptions, ParseOptions
 from atoll.core.errors import UserError
 from atoll.core.files import content_digest
 from atoll.core.text import few, first_line, plural
-from atoll.data.options import DataOptions, held_out_names
+from atoll.data.options import DataOptions, find_test, held_out_names
 from atoll.data.parquet import is_text, other_columns, refuse_missing_columns, table_listing
 from atoll.data.records import FileRecords, Listing
 
@@ -48,12 +48,7 @@ def read_csv(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
         UserError: There is no such file, a column or an image is missing, or a label is.
     """
     if root.is_dir() and (train := _file_of(root, options.train_split)):
-        names = held_out_names(options.test_split)
-        test = next((path for name in names if (path := _file_of(root, name))), None)
-        if test is None and options.test_split is not None:
-            raise UserError(
-                f"{root} holds no CSV file of the split {options.test_split!r}; set data.test_split"
-            )
+        test = find_test(root, options, "CSV file", lambda name: _file_of(root, name))
         listing = _listing(train, _read(train), options)
         return listing, _listing(test, _read(test), options, test=True) if test else None
     path = root if root.is_file() else _only_file(root, options)

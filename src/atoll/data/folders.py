@@ -14,7 +14,7 @@ from pathlib import Path
 
 from atoll.core.errors import UserError
 from atoll.core.text import few
-from atoll.data.options import DataOptions, held_out_names
+from atoll.data.options import DataOptions, find_test, held_out_names
 from atoll.data.records import FileRecords, Listing, encode
 
 IMAGE_SUFFIXES = {
@@ -74,10 +74,7 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
             )
         _tell_unknown(root, options, [folder.name for folder in _folders(root) if is_split(folder)])
         return root, None
-    names = held_out_names(options.test_split)
-    test = next((root / name for name in names if is_split(root / name)), None)
-    if test is None and options.test_split is not None:
-        raise UserError(f"{root} holds no folder of the split {options.test_split!r}; set data.test_split")
+    test = find_test(root, options, "folder", lambda name: root / name if is_split(root / name) else None)
     if test is None:
         _tell_unread(root, options.train_split)
     return root / options.train_split, test

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from atoll.core.config import Options
 from atoll.core.errors import UserError
@@ -24,6 +24,7 @@ OWN = '"module:attribute", a dataset of your code, or a function that returns on
 BY_CLASS = ("dirichlet", "skew", "shards", "single-class")  # kinds that split classes, or clusters
 
 Held = Annotated[float, AtLeast(0), Below(1)]
+Found = TypeVar("Found")
 
 
 def is_own_data(source: str) -> bool:
@@ -34,6 +35,20 @@ def is_own_data(source: str) -> bool:
 def held_out_names(test_split: str | None) -> tuple[str, ...]:
     """Names that the test split may have, the first that exists: that of ``data.test_split``, or the usual ones."""
     return ("test", "val") if test_split is None else (test_split,)
+
+
+def find_test(
+    root: Path, options: DataOptions, kind: str, find: Callable[[str], Found | None]
+) -> Found | None:
+    """Find the test split in a folder by the names that it may have; None if ``find`` finds none.
+
+    Raises:
+        UserError: There is no such ``kind`` of the split that ``data.test_split`` names.
+    """
+    test = next((found for name in held_out_names(options.test_split) if (found := find(name))), None)
+    if test is None and options.test_split is not None:
+        raise UserError(f"{root} holds no {kind} of the split {options.test_split!r}; set data.test_split")
+    return test
 
 
 def refuse_test_split(file: Path, test_split: str | None) -> None:

@@ -21,7 +21,7 @@ from atoll.core.errors import UserError, did_you_mean
 from atoll.core.files import content_digest, refuse_special
 from atoll.core.text import few, first_line, plural
 from atoll.data.decode import Encoded
-from atoll.data.options import DataOptions, held_out_names, refuse_test_split
+from atoll.data.options import DataOptions, find_test, refuse_test_split
 from atoll.data.records import Listing, Records, Rows, encode
 
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -152,12 +152,7 @@ def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | N
         raise UserError(
             f"{root} holds no Parquet file of the split {options.train_split!r} (files there: {found})"
         )
-    names = held_out_names(options.test_split)
-    test = next((files for name in names if (files := split_files(root, name))), [])
-    if not test and options.test_split is not None:
-        raise UserError(
-            f"{root} holds no Parquet file of the split {options.test_split!r}; set data.test_split"
-        )
+    test = find_test(root, options, "Parquet file", lambda name: split_files(root, name)) or []
     return _listing(train, options, other=test), _listing(test, options, True, train) if test else None
 
 

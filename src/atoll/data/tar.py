@@ -24,7 +24,7 @@ from atoll.core.files import content_digest, refuse_special
 from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
 from atoll.data.folders import IMAGE_SUFFIXES, SPLITS
-from atoll.data.options import DataOptions, held_out_names, refuse_test_split
+from atoll.data.options import DataOptions, find_test, refuse_test_split
 from atoll.data.records import Listing, Rows, encode
 
 _LABELS = (".cls", ".json")
@@ -91,11 +91,14 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
     found = sorted([*root.glob("*.tar"), *root.glob("*/*.tar")])
     if not found:
         raise UserError(f"{root} holds no .tar files")
-    train = _of_split(found, root, options.train_split)
-    names = held_out_names(options.test_split)
-    test = next((files for name in names if (files := _of_split(found, root, name))), [])
-    named = options.train_split != DataOptions.train_split or bool(test) or options.test_split is not None
-    if not train and named:
+
+    def of_split(split: str) -> list[Path]:
+        return [path for path in found if split in _words(path, root)]
+
+    train = of_split(options.train_split)
+    named = options.train_split != DataOptions.train_split or options.test_split is not None
+    test = [] if named and not train else find_test(root, options, ".tar file", of_split) or []
+    if not train and (named or test):
         raise UserError(
             f"{root} holds no .tar file of the split {options.train_split!r}; set data.train_split"
         )
@@ -110,17 +113,11 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
             f"{few(like)} belong to splits, set data.train_split and data.test_split to those words of their names",
             stacklevel=4,
         )
-    if options.test_split is not None and not test:
-        raise UserError(f"{root} holds no .tar file of the split {options.test_split!r}; set data.test_split")
     if both := set(train) & set(test):
         raise UserError(
             f"{min(both)} belongs to the training split and to the test split by its name; rename it"
         )
     return _listing(train or found, options), _listing(test, options) if test else None
-
-
-def _of_split(files: Sequence[Path], root: Path, split: str) -> list[Path]:
-    return [path for path in files if split in _words(path, root)]
 
 
 def _words(path: Path, root: Path) -> set[str]:
