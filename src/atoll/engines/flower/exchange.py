@@ -20,7 +20,7 @@ QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 SMALL_ANSWER = SizeLimit(2**24, 2**24)  # limit of an answer without tensors: a site's classes, or its results
 # What Flower raises if an answer cannot be assembled from its objects, but not if no server responds.
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, DecodeError)
-SECONDS_BETWEEN_LOOKS = 0.05, 2.0  # shortest and longest pause between two looks for answers
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two looks for answers
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Exchange:
 
     def answers(self) -> Iterator[tuple[int, dict[str, Tree] | Lost]]:
         """Yield each client's answer once, in the order of arrival; meanwhile, more requests may be sent."""
-        pause, longest = SECONDS_BETWEEN_LOOKS
+        pause = SHORTEST_PAUSE
         while self._pending or self._unsent:
             received = False
             for answer in self.look():
                 received = True
                 yield answer
             if received:
-                pause = SECONDS_BETWEEN_LOOKS[0]
+                pause = SHORTEST_PAUSE
             elif self._pending:
                 time.sleep(min(pause, max(self._ends - time.monotonic(), 0)))
-                pause = min(1.5 * pause, longest)
+                pause = min(1.5 * pause, LONGEST_PAUSE)
 
     def look(self) -> Iterator[tuple[int, dict[str, Tree] | Lost]]:
         """Yield the answers that have arrived since the last look; after the deadline, the missing ones as lost."""
