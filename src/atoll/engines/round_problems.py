@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.components.base import Aggregation
+from atoll.engines.update_checks import BY_EARLIER
 
 if TYPE_CHECKING:
     from atoll.engines.server import Record
@@ -23,7 +24,7 @@ def too_few(record: Record, accepted: int, cohort: int, share: float, aggregatio
         required = f"train.min_accepted requires {share:.0%}"
     else:
         required = f"{aggregation.name!r} requires {aggregation.least_updates}"
-    beyond = sum("(train.norm_factor)" in reason for reason in record.refused.values())
+    beyond = sum(f"({BY_EARLIER})" in reason for reason in record.refused.values())
     remedies = {
         "lower train.lr if training diverges, or raise a bound that is too tight, or correct a component that "
         "does not send what it declares": record.refused,

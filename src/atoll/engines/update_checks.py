@@ -39,6 +39,7 @@ USUAL_LOSS = 10.0  # a loss of this size, ln 22,000, is not suspicious for any m
 COUNTS = 8_000  # most calls of a BatchNorm layer in a step: 8 passes, each of up to 1,000 slices of a volume
 ROUNDING = 1e-3  # tolerance for a loss that is at its lower bound
 QUIET = 0.01  # share of the received weights' norm that counts as a usual distance, even once most gradients vanish
+BY_EARLIER = "train.norm_factor"  # the option of the bounds that follow from earlier rounds
 WEIGHTS, BUFFERS, WEIGHING = "weights", "running statistics", "weighing loss"  # names in the history
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -76,7 +77,7 @@ class UpdateChecks:
             floor = FIRST / train.norm_factor
         # If the aggregation clips updates, acceptance must not depend on the updates of other clients.
         if usual is not None and not self.method.aggregation.clips:
-            return min(train.norm_factor * max(usual, floor), LARGEST), "train.norm_factor"
+            return min(train.norm_factor * max(usual, floor), LARGEST), BY_EARLIER
         if name == BUFFERS or name.startswith(_LOSS) or name in self._free:
             return FIRST, "of the first round"
         return min(train.first_norm, LARGEST), "train.first_norm"
