@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -142,8 +143,8 @@ def summary(accuracies: Sequence[float], images: Sequence[float]) -> dict[str, f
     """
     if not accuracies:
         return {}
-    mean = math.fsum(accuracies) / len(accuracies)
-    variance = math.fsum((accuracy - mean) ** 2 for accuracy in accuracies) / len(accuracies)
+    mean = fmean(accuracies)
+    variance = fmean((accuracy - mean) ** 2 for accuracy in accuracies)
     weighted = math.fsum(a * n for a, n in zip(accuracies, images, strict=True)) / math.fsum(images)
     return {
         "accuracy": mean,

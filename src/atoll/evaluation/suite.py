@@ -215,7 +215,7 @@ def _knn(subject: _Subject) -> Results:
     }
 
 
-def _probe(subject: _Subject, protocol: ProbeProtocol | None = None) -> Results:
+def _probe(subject: _Subject, protocol: ProbeProtocol | None) -> Results:
     protocol = subject.options.probe_protocol(protocol)
     result, labels = subject.probe(protocol)
     return {
@@ -241,7 +241,7 @@ def _clients_knn(subject: _Subject) -> Results:
     }
 
 
-def _clients_probe(subject: _Subject, protocol: ProbeProtocol | None = None) -> Results:
+def _clients_probe(subject: _Subject, protocol: ProbeProtocol | None) -> Results:
     protocol = subject.options.probe_protocol(protocol)
     result, _ = subject.probe(protocol)
     return {
@@ -325,16 +325,12 @@ def _own(subject: _Subject, name: str) -> Results:
 
 Evaluator: TypeAlias = Callable[[_Subject], Results]
 
+_PROBES = {"probe": None, **PAPERS_PROBES}
 EVALUATORS: dict[str, Evaluator] = {
     "geometry": _geometry,
     "knn": _knn,
-    "probe": _probe,
-    **{name: partial(_probe, protocol=protocol) for name, protocol in PAPERS_PROBES.items()},
     f"{PREFIX}knn": _clients_knn,
-    f"{PREFIX}probe": _clients_probe,
-    **{
-        f"{PREFIX}{name}": partial(_clients_probe, protocol=protocol)
-        for name, protocol in PAPERS_PROBES.items()
-    },
+    **{name: partial(_probe, protocol=protocol) for name, protocol in _PROBES.items()},
+    **{f"{PREFIX}{name}": partial(_clients_probe, protocol=one) for name, one in _PROBES.items()},
     **{name: partial(_finetune, protocol=protocol) for name, protocol in FINE_TUNES.items()},
 }
