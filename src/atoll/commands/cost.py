@@ -276,17 +276,13 @@ def _traffic(federation: Federation, server: Server, client: Client, cohort: lis
         up.append(num_bytes(update))
         _fold(server, update, message, cohort)
     counts = _occurrences(federation.recipe.train.rounds)
-    return _Traffic(_mean(down, counts), _mean(up, counts), num_bytes(server.constants) + first - later)
+    return _Traffic(fmean(down, counts), fmean(up, counts), num_bytes(server.constants) + first - later)
 
 
 def _occurrences(rounds: int) -> list[int]:
     """How many of a run's rounds are like the first, the second and the third."""
     rounds = max(rounds, 1)
     return [1, rounds // 2, (rounds - 1) // 2]
-
-
-def _mean(values: list[int], counts: list[int]) -> float:
-    return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
 
 
 def _fold(server: Server, update: Update, message: Message, cohort: list[int]) -> None:
