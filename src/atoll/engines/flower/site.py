@@ -66,18 +66,17 @@ class SiteSide:
         if bool(request["sites"]) != bool(self.options.site):
             wanted = "real sites (site=… data=…)" if request["sites"] else "shares of the recipe's images"
             return {"lost": f"the run is for {wanted}, and this node is configured for the other"}
-        splits = load_data(self.options.recipe(recipe).data, recipe.seed) if self.options.site else None
+        recipe = self.options.recipe(recipe)
+        splits = load_data(recipe.data, recipe.seed) if self.options.site else None
         if splits is not None and len(splits.train) < 2:
             images = plural(len(splits.train), "training image")
             return {"lost": f"site {self.options.site!r} has {images}, needs 2"}
         if policy is not None and splits is not None:
-            site = self.options.recipe(recipe)
-            partition = site_partition(site, splits.train, 0, request["sites"])
-            policy.check_run(Federation(site, splits, partition))
-        engine = self.options.recipe(recipe).engine
+            partition = site_partition(recipe, splits.train, 0, request["sites"])
+            policy.check_run(Federation(recipe, splits, partition))
         return {
             "version": version(),
-            "environment": environment(engine.find_device(), engine.threads),
+            "environment": environment(recipe.engine.find_device(), recipe.engine.threads),
             "name": self.options.name,
             "train": 0 if splits is None else len(splits.train),
             "test": 0 if splits is None or (held := _held_out(splits)) is None else len(held),
