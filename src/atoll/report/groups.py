@@ -107,13 +107,16 @@ def _method(group: Group) -> str:
 
 def _labels(names: Sequence[str], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Extend equal names by the values that distinguish them."""
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for name, recipe in zip(names, recipes, strict=True):
+        alike.setdefault(name, []).append(recipe)
+    distinguishing = {
+        name: list(differences(equals)) or list(differences(equals, except_=("seed",)))
+        for name, equals in alike.items()
+    }
     labels = []
     for name, recipe in zip(names, recipes, strict=True):
-        equals = [other for named, other in zip(names, recipes, strict=True) if named == name]
-        if len(equals) == 1:
-            labels.append(name)
-            continue
-        different = list(differences(equals)) or list(differences(equals, except_=("seed",)))
+        different = distinguishing[name]
         values = flatten(recipe)
         if is_external(str(values.get("model.encoder"))):  # it ignores the options of Atoll's encoders
             different = [key for key in different if key.removeprefix("model.") not in ENCODER_OPTIONS]
