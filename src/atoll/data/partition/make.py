@@ -298,15 +298,17 @@ def _natural(task: _Task) -> _Split:
         )
     values = task.column(name).numpy()
     known = task.column_values.get(name)
-    present = range(len(known)) if known else np.unique(values).tolist()
+    present = np.arange(len(known)) if known else np.unique(values)
+    order = np.argsort(values, kind="stable")
+    starts, ends = (np.searchsorted(values, present, side, order) for side in ("left", "right"))
     per_value = task.options.clients_per_value
     rng = task.rng()
     names: list[str] = []
     shares: list[Indices] = []
-    for value in present:
+    for value, start, end in zip(present.tolist(), starts, ends, strict=True):
         label = known[value] if known else f"{name}={value}"
         names += [label] if per_value == 1 else [f"{label}/{part}" for part in range(per_value)]
-        shares += split_evenly(np.flatnonzero(values == value), per_value, rng)
+        shares += split_evenly(order[start:end], per_value, rng)
     return names, shares
 
 
