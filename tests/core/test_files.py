@@ -88,6 +88,19 @@ def test_a_damaged_note_of_a_digest_is_computed_again(tmp_path, monkeypatch):
     assert content_digest([("source", source)]) == digest
 
 
+def test_a_link_that_leads_to_another_file_of_the_same_size_and_time_has_its_digest(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    link, found = tmp_path / "link", []
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, (0, 0))
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+        found.append(content_digest([("image", link)]))
+        assert found[-1] == content_digest([("image", tmp_path / name)])
+    assert found[0] != found[1]
+
+
 def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
     pwd = pytest.importorskip("pwd")
 

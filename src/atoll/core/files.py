@@ -112,10 +112,12 @@ def content_digest(files: Sequence[tuple[str, Path]]) -> str:
         stats = [path.stat() for _, path in files]
         for (_, path), stat in zip(files, stats, strict=True):
             refuse_special(path, stat.st_mode)
+        places = [os.path.split(path) for _, path in files]
+        resolved = {folder: os.path.realpath(folder) for folder in {folder for folder, _ in places}}
         keys = [
             # The modification time of the content can be set, as by archives; that of the entry (ctime) cannot.
-            f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
-            for (name, path), stat in zip(files, stats, strict=True)
+            f"{name}\0{resolved[folder]}/{entry}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
+            for (name, _), (folder, entry), stat in zip(files, places, stats, strict=True)
         ]
         # A file's name may contain bytes that are not text, which Python keeps as surrogates.
         memo = cache_folder() / "digests" / hash_bytes("\n".join(keys).encode(errors="surrogateescape"))
