@@ -246,6 +246,20 @@ def test_a_figure_that_is_saved_from_a_dark_page_has_its_ground(page, tmp_path, 
     )  # three lines, and their legend
 
 
+def test_the_names_and_values_of_many_methods_scroll_beside_their_charts(tmp_path):
+    runs = [make_run(tmp_path / f"run-{i}", f"method_{i}") for i in range(200)]
+    then = """
+      const [legend, readout] = ['.legend', '.readout'].map((name) =>
+        document.querySelector(`[data-figure="curves"] ${name}`));
+      const rows = [legend, readout].map(({ children }) => children.length);
+      const fit = [legend, readout].map((box) => box.clientHeight < innerHeight / 2);
+      const scroll = [legend, readout].map((box) => box.scrollHeight > box.clientHeight);
+      document.body.dataset.said = [...rows, ...fit, ...scroll].join(' ');
+    """
+    page = write_report(runs, tmp_path / "report.html")
+    assert 'data-said="200 201 true true true true"' in look(page, tmp_path, then=then).dom
+
+
 def test_a_saved_figure_has_its_title_and_legend_and_no_cursor(page, tmp_path):
     then = """
       const host = document.querySelector('[data-figure="curves"]');
