@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import atoll
 from atoll.core.config import describe
 from atoll.core.errors import UserError
-from atoll.data.items import to_image
+from atoll.data.items import image_bytes, to_image
 from atoll.data.objects import give_data
 from atoll.data.sources import DataOptions, load_data
 from tests.data.given import LABELS, Named, Pairs, pixels, small
@@ -272,3 +272,14 @@ def test_labels_of_pandas_are_taken_by_position() -> None:
 def test_two_clients_of_one_name_are_refused() -> None:
     with pytest.raises(UserError, match="two clients of data are called '1'"):
         give_data({1: pixels(4), "1": pixels(4)})
+
+
+def test_rows_of_clients_are_read_from_their_own_images():
+    images = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
+    clients = {"a": images[:1], "none": images[:0], "b": images[1:3], "c": images[3:]}
+    records = give_data(clients).value[0].records
+    order = np.array([5, 0, 2, 1, 4, 3, 3])
+    found = [image_bytes(image) for image in records.read(order)]
+    assert found == [image_bytes(to_image(images[row])) for row in order]
+    with pytest.raises(IndexError):
+        records.read(np.array([6]))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from os import PathLike
 from typing import Any
 
@@ -94,7 +96,8 @@ def _read(source: _Source) -> tuple[str, Listing]:
     if codes is not None and any(part.classes != parts[0].classes for part in parts):
         digest.update(codes.astype("<i8").tobytes())  # the meaning of the numbers at each client matters, too
     content = digest.hexdigest()
-    records = ItemRecords(len(labels), _Joined(tuple(parts)), f"the given {source.name}", content)
+    joined = _Joined(tuple(parts), tuple(accumulate(part.size for part in parts)))
+    records = ItemRecords(len(labels), joined, f"the given {source.name}", content)
     return content, Listing(records, codes, classes, **columns)
 
 
@@ -202,16 +205,15 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Joined:
-    """Reader of an image among several parts."""
+    """Reader of an image among several parts, given the number of images up to the end of each part."""
 
     parts: tuple[_Part, ...]
+    ends: tuple[int, ...]
 
     def __call__(self, row: int) -> Encoded:
-        for part in self.parts:
-            if row < part.size:
-                return part.read(row)[0]
-            row -= part.size
-        raise IndexError(row)
+        number = bisect_right(self.ends, row)
+        part = self.parts[number]
+        return part.read(row - self.ends[number] + part.size)[0]
 
 
 @dataclass(frozen=True)
