@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,20 +53,25 @@ class Evaluator:
         """Evaluate the untrained or the finished models under all protocols."""
         return self._measure(server, final=True)
 
-    def models(self, server: Server) -> dict[str, tuple[Weights, list[int]]]:
-        """Return the deployed models by name, each with the clients that use it.
+    def models(self, server: Server) -> dict[str, tuple[Callable[[], Weights], list[int]]]:
+        """Return the deployed models by name: a function that loads it, and the clients that use it.
 
+        Personal models are read from the client states one by one, because all of them may not fit in memory.
         A client that has not taken part has no personal model. Where no client's state is here, because no client
         has taken part or the states are at the sites, the models are those that clients share.
         """
         recipe, clients = self.federation.recipe, range(self.federation.setting.num_clients)
         deployment = server.deploy()
         if recipe.composed.personalises(recipe.train):
-            models = {}
-            for client, round in sorted(server.valid.items()):
-                if (retained := self._states.load(client, round)) is not None:
-                    weights = recipe.composed.personal(deployment, client, retained)
-                    models[f"client-{client}"] = (weights, [client])
+
+            def personal(client: int, round: int) -> Weights:
+                return recipe.composed.personal(deployment, client, self._states.load(client, round))
+
+            models: dict[str, tuple[Callable[[], Weights], list[int]]] = {
+                f"client-{client}": (partial(personal, client, round), [client])
+                for client, round in sorted(server.valid.items())
+                if self._states.load(client, round) is not None
+            }
             if models or not deployment.models:
                 return models
             if recipe.composed.merge.alone and server.valid:
@@ -74,8 +80,11 @@ class Evaluator:
                     stacklevel=2,
                 )
         return {
-            name: (weights, [client for client in clients if deployment.name_of(client) == name])
-            for name, weights in deployment.models.items()
+            name: (
+                partial(deployment.models.__getitem__, name),
+                [client for client in clients if deployment.name_of(client) == name],
+            )
+            for name in deployment.models
         }
 
     def _measure(self, server: Server, final: bool) -> dict[str, Any]:
@@ -96,10 +105,10 @@ class Evaluator:
         protocols = recipe.evaluation.at_end if final else recipe.evaluation.during
         shares = client_shares(federation.partition, federation.splits.train, images, protocols)
         by_model: dict[str, Results] = {}
-        for name, (weights, users) in models.items():
+        for name, (load, users) in models.items():
             tests = of_users(shares, users)
             by_model[name] = evaluate(
-                merged(federation.load(weights)),
+                merged(federation.load(load())),
                 federation.splits.train,
                 images,
                 federation.views,

@@ -307,8 +307,8 @@ def _finish(prepared: PreparedRun, evaluator: Evaluator, server: Server) -> None
     largest = max(models, key=lambda name: sum(sizes[c] for c in models[name][1]), default=None)
     metadata = _about(federation)
     shown, points = federation.splits.held_out[1], recipe.evaluation.map_points
-    for name, (weights, _) in models.items():
-        encoder = merged(federation.load(weights))
+    for name, (load, _) in models.items():
+        encoder = merged(federation.load(load()))
         if len(models) > 1:
             save_encoder(model_path(run, name), encoder, metadata)
         if name == largest:
