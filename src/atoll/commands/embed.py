@@ -206,13 +206,14 @@ def _npz(names: list[str], h: Tensor) -> bytes:
 
 
 def _csv(names: list[str], h: Tensor) -> bytes:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    file = io.BytesIO()
+    lines = io.TextIOWrapper(file, "utf-8", newline="")
+    writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(["name", *(f"h{i}" for i in range(h.shape[1]))])
-    writer.writerows(
-        [name, *(repr(value) for value in row)] for name, row in zip(names, h.tolist(), strict=True)
-    )
-    return file.getvalue().encode()
+    for name, row in zip(names, h.cpu(), strict=True):  # all as Python numbers take eight times the memory
+        writer.writerow([name, *map(repr, row.tolist())])
+    lines.detach()
+    return file.getvalue()
 
 
 def _parquet(names: list[str], h: Tensor) -> bytes:
