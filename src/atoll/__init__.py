@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING, Any
 from atoll.core.version import VERSION
 
 __version__ = VERSION
-__all__ = ["Callback", "Recipe", "Run", "RunError", "UserError", "load_encoder", "load_recipe", "simulate"]
+__all__ = [
+    "Callback",
+    "Recipe",
+    "Run",
+    "RunError",
+    "Runs",
+    "UserError",
+    "load_encoder",
+    "load_recipe",
+    "simulate",
+]
 
 _MODULES = {
     "Callback": ("atoll.engines.callbacks", "Callback"),
     "Recipe": ("atoll.recipe.recipe", "Recipe"),
     "Run": ("atoll.commands.handle", "Run"),
     "RunError": ("atoll.core.errors", "RunError"),
+    "Runs": ("atoll.commands.runs", "Runs"),
     "UserError": ("atoll.core.errors", "UserError"),
     "load_encoder": ("atoll.models", "load_encoder"),
     "load_recipe": ("atoll.recipe.recipe", "load_recipe"),
@@ -23,6 +34,7 @@ _MODULES = {
 if TYPE_CHECKING:
     from atoll.commands.handle import Run
     from atoll.commands.run import simulate
+    from atoll.commands.runs import Runs
     from atoll.core.errors import RunError, UserError
     from atoll.engines.callbacks import Callback
     from atoll.models import load_encoder

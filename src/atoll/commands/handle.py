@@ -32,8 +32,8 @@ from atoll.data.objects import give_data
 from atoll.models import Encoder, load_encoder
 from atoll.recipe.recipe import Recipe, recipe_of
 from atoll.report import write_report
-from atoll.report.comparison import comparison_cells, comparison_table
-from atoll.report.html import bullets, join, table, tag
+from atoll.report.comparison import comparison_cells, comparison_html, comparison_table
+from atoll.report.html import join, tag
 from atoll.report.neighbours import neighbours_table
 
 if TYPE_CHECKING:
@@ -254,8 +254,7 @@ class Run(run_folder.Run):
         heading = tag("p", repr(self))
         if not self.exists():
             return heading
-        head, rows, notes = comparison_cells([self])
-        return join([heading, table("Results", head, rows), bullets(notes)])
+        return join([heading, comparison_html(comparison_cells([self]))])
 
     def _state(self) -> str:
         if not self.exists():

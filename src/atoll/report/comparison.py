@@ -12,6 +12,7 @@ from atoll.evaluation.metrics import constants
 from atoll.report.folders import Folder, edited_files_named, read_folder
 from atoll.report.formats import markdown_table
 from atoll.report.groups import Row, group_runs, result_columns, result_rows
+from atoll.report.html import Html, bullets, join, table
 from atoll.report.numbers import UNMEASURED
 from atoll.report.same_images import other_sites
 from atoll.report.terminal import terminal_table
@@ -62,6 +63,12 @@ def _label(row: Row, most: int) -> str:
 def comparison_table(cells: Cells) -> Group:
     """Format a comparison for a terminal."""
     return terminal_table(*cells)
+
+
+def comparison_html(cells: Cells) -> Html:
+    """Format a comparison for a notebook."""
+    header, rows, notes = cells
+    return join([table("Results", header, rows), bullets(notes)])
 
 
 def comparison_markdown(cells: Cells, failures: Iterable[str] = ()) -> str:
