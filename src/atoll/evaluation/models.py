@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atoll.core.given import names_code
 from atoll.evaluation.client_tests import join_models
 from atoll.evaluation.metrics import constants
 from atoll.evaluation.suite import Results
@@ -24,14 +25,11 @@ def mean_results(results: Sequence[Mapping[str, Any]], weights: Sequence[float])
     """
     mean: dict[str, Any] = {}
     for key in dict.fromkeys(key for result in results for key in result):
-        values, shares = zip(
-            *((result[key], w) for result, w in zip(results, weights, strict=True) if key in result),
-            strict=True,
-        )
-        first = values[0]
-        is_number = isinstance(first, int | float) and not isinstance(first, bool)
-        if not is_number or all(value == first for value in values):
-            mean[key] = first
+        having = [(result[key], w) for result, w in zip(results, weights, strict=True) if key in result]
+        numbers = [one for one in having if isinstance(one[0], int | float) and not isinstance(one[0], bool)]
+        values, shares = zip(*(numbers or having), strict=True)
+        if not numbers or all(value == values[0] for value in values):
+            mean[key] = values[0]
             continue
         if not sum(shares):
             shares = (1,) * len(shares)
@@ -47,13 +45,15 @@ def mean_over_clients(by_model: Mapping[str, Results], clients: Mapping[str, int
         clients: The number of clients that use each model. If no model has a client, all have equal weight.
 
     Returns:
-        The results of a single model unchanged. For several models, the means of `mean_results` with
-        ``"by_model"`` and ``"clients_by_model"`` added; client-local tests are joined by `join_models`.
+        The results of a single model unchanged. For several models, the means of `mean_results`, without
+        protocols' constants that differ between models, and with ``"by_model"`` and ``"clients_by_model"`` added;
+        client-local tests are joined by `join_models`.
     """
     if len(by_model) == 1:
         return dict(next(iter(by_model.values())))
-    mean = mean_results(list(by_model.values()), [clients[name] for name in by_model])
-    tests = join_models(list(by_model.values()))
+    results = list(by_model.values())
+    mean = _without_differing(mean_results(results, [clients[name] for name in by_model]), results)
+    tests = join_models(results)
     return {**mean, **tests, "by_model": dict(by_model), "clients_by_model": dict(clients)}
 
 
@@ -70,14 +70,20 @@ def mean_over_sites(results: Sequence[Mapping[str, float]], images: Sequence[int
         key: sum(result.get(key, 0) for result in results)
         for result in results
         for key in result
-        if key.endswith(("images", "/labels"))
+        if key.endswith(("images", "/labels")) and not names_code(key)
     }
-    fixed = {
-        f"{protocol}/{name}"
+    return _without_differing(mean_results(results, images), results) | counts
+
+
+def _without_differing(mean: dict[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Leave out constants of protocols that are not the same in all results."""
+    fixed = [
+        {f"{protocol}/{name}" for protocol, found in constants(one).items() for name in found}
         for one in results
-        for protocol, found in constants(one).items()
-        for name in found
-    }
-    differing = {key for key in fixed if len({one[key] for one in results if key in one}) > 1}
-    mean = {key: value for key, value in mean_results(results, images).items() if key not in differing}
-    return mean | counts
+    ]
+
+    def differs(key: str) -> bool:
+        having = [(one[key], key in known) for one, known in zip(results, fixed, strict=True) if key in one]
+        return all(known for _, known in having) and len({value for value, _ in having}) > 1
+
+    return {key: value for key, value in mean.items() if not differs(key)}

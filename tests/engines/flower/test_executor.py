@@ -128,6 +128,20 @@ def test_a_site_whose_numbers_cannot_be_used_is_left_out_and_named(caplog, chang
     assert f"north is left out of the evaluation: {sentence}" in caplog.text
 
 
+def test_what_the_users_code_measures_may_have_any_value_but_no_accuracy_may(caplog):
+    found = {
+        "mine:m/alignment": 7.5,
+        "mine:m/hard_images": 0.25,
+        "mine:m/test_images": 3,
+        "mine:m/accuracy": 1,
+    }
+    clients = [Site(name, "", 40, 20, []) for name in ("east", "north")]
+    answers = [(0, {"results": found, "images": 20}), (1, {"results": {"mine:m/accuracy": 2}, "images": 20})]
+    executor = SimpleNamespace(ask=lambda kind, requests: answers, site=clients.__getitem__)
+    assert measure_sites(executor, {}, ["mine:m"]) == {0: (found, 20)}
+    assert "north is left out of the evaluation: it reports 2 as mine:m/accuracy" in caplog.text
+
+
 def test_a_run_goes_on_without_what_sites_answer_amiss(place):
     numbers = {"knn/accuracy": 0.5, "knn/k": 10**400, "knn/x": float("nan"), "round": 999, "knn/y": True}
     numbers |= {"probe/accuracy": 1.0, "seconds/round": 5, "knn/a\x1b[2J": 1.0, "knn/" + "a" * 1000: 1.0}

@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.components.declaration import LARGEST
 from atoll.core.errors import RunError, UserError
+from atoll.core.given import names_code
 from atoll.core.text import one_line, short
 from atoll.core.tree import Tree, load, num_bytes, save
 from atoll.engines.flower.agreed import digest_of
@@ -269,6 +270,8 @@ def _measured(answer: dict[str, Tree] | Lost, held: int, allowed: re.Pattern[str
 def _is_possible(name: str, value: float, held: int) -> bool:
     """Whether a number can be a site's result, or a constant of one, on its held-out images."""
     kind = name.rpartition("/")[2]
+    if names_code(name) and not kind.endswith("accuracy"):  # the user's code gives names their meaning
+        return -LARGEST <= value <= LARGEST
     if kind.endswith("test_images"):
         return value == held
     if kind.endswith(("images", "labels")):
