@@ -79,3 +79,20 @@ def test_floats_of_the_users_protocols_are_measurements_and_the_rest_constants()
     assert (nmi.title, nmi.values([results]), nmi.better) == ("m, nmi", [0.25], "")
     assert (top.title, top.values([results]), top.better) == ("m, top_accuracy %", [100.0], "higher")
     assert measured([results], "geometry") == []
+
+
+def test_any_float_makes_a_measurement_of_what_another_run_gives_as_a_whole_number():
+    results = [{"mine:m/nmi": 0.25}, {"mine:m/nmi": 0}]
+    for some in (results, results[::-1]):
+        (nmi,) = measured(some)
+        assert sorted(nmi.values(some)) == [0.0, 0.25]
+
+
+def test_each_name_may_be_a_constant_of_the_users_protocol():
+    assert constants({"mine:m/epoch": 4}) == {"mine:m": {"epoch": 4}}
+
+
+def test_headings_of_the_users_protocols_are_told_apart():
+    keys = ("probe/accuracy", "mine:probe/accuracy", "mine:m/nmi", "other.part:m/nmi", "mine:KNN/accuracy")
+    titles = [metric.title for metric in measured([dict.fromkeys(keys, 0.5)])]
+    assert titles == ["probe %", "mine:KNN %", "mine:m, nmi", "mine:probe %", "other.part:m, nmi"]

@@ -122,6 +122,7 @@ def test_what_a_function_changes_or_draws_has_no_effect_on_others(
         (lambda found: {"x": float("nan")}, "returns nan as x"),
         (lambda found: {"accuracy": 93.5}, r"93.5 as accuracy; an accuracy is a number in \[0, 1\]"),
         (lambda found: {"accuracy": "high"}, "'high' as accuracy"),
+        (lambda found: {"accuracy": True}, "True as accuracy"),
     ],
 )
 def test_a_mistake_in_a_function(
@@ -129,6 +130,13 @@ def test_a_mistake_in_a_function(
 ) -> None:
     with pytest.raises(UserError, match=f"protocol 'mine:measure' .*{sentence}"):
         measured(encoder, digits, named(value))
+
+
+def test_a_text_is_one_line_without_control_characters(
+    encoder: nn.Module, digits: Sets, named: Callable[[object], str]
+) -> None:
+    found = measured(encoder, digits, named(lambda found: {"kind": "full\n\x1b[2J rank"}))
+    assert found == {"mine:measure/kind": "full �[2J rank"}
 
 
 def test_without_labels_it_is_left_out_as_all_classifiers_are(

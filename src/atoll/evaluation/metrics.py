@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from atoll.core.given import names_code
@@ -275,14 +275,14 @@ def measured(results: Iterable[Mapping[str, Any]], place: str = "results") -> li
 
     Measurements by the user's code come after them, then accuracies of protocols that only another version knows.
     """
-    values = {key: value for result in results for key, value in result.items()}
-    known = [metric for metric in METRICS if metric.place == place and metric.key in values]
+    found = [(key, value) for result in results for key, value in result.items()]
+    keys = {key for key, _ in found}
+    known = [metric for metric in METRICS if metric.place == place and metric.key in keys]
     if place != "results":
         return known
-    others = sorted(values.keys() - _KEYS)
-    own = [_own(key) for key in others if _is_own(key, values[key])]
-    foreign = [key for key in others if key.endswith(ACCURACY) and not names_code(key)]
-    return [*known, *own, *(_accuracy(key.removesuffix(ACCURACY), "", "") for key in foreign)]
+    own = [_own(key) for key in sorted({key for key, value in found if _is_own(key, value)})]
+    foreign = [key for key in sorted(keys - _KEYS) if key.endswith(ACCURACY) and not names_code(key)]
+    return [*known, *_told_apart(own), *(_accuracy(key.removesuffix(ACCURACY), "", "") for key in foreign)]
 
 
 def _is_own(key: str, value: object) -> bool:
@@ -301,6 +301,17 @@ def _own(key: str) -> Metric:
     return Metric(key, f"{function}, {name}", protocol, meaning, "results")
 
 
+def _told_apart(own: list[Metric]) -> list[Metric]:
+    """Put the module's name before headings that another metric has, too."""
+    headings = [metric.heading.casefold() for metric in (*METRICS, *own)]
+    return [
+        metric
+        if headings.count(metric.heading.casefold()) == 1
+        else replace(metric, heading=f"{metric.function.partition(':')[0]}:{metric.heading}")
+        for metric in own
+    ]
+
+
 def constants(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The constants of every protocol of an evaluation, by protocol."""
     found: dict[str, dict[str, Any]] = {}
@@ -308,7 +319,7 @@ def constants(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         protocol, slash, name = key.partition("/")
         is_measurement = (
             key in _KEYS
-            or name in ("accuracy", "last_accuracy", "epoch")
+            or (name in ("accuracy", "last_accuracy", "epoch") and not names_code(key))
             or isinstance(value, list)
             or _is_own(key, value)
         )

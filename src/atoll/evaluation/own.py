@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from atoll.core.errors import UserError
 from atoll.core.imports import describe_error, import_attribute
 from atoll.core.process_state import seeded_streams
+from atoll.core.text import one_line
 from atoll.data.images import ImageSet
 
 LONGEST_NAME = 100  # of a number in the results of a protocol
@@ -63,7 +64,7 @@ def measure(name: str, subject: Representations, seed: int) -> dict[str, bool | 
         seed: Seed of the streams of torch, numpy and random that the function draws from.
 
     Returns:
-        What the function returns, with tensors and arrays without dimensions as numbers.
+        What the function returns, with tensors and arrays without dimensions as numbers, and each text in one line.
 
     Raises:
         UserError: There is no such function, it fails, or it does not return results as a dict of finite numbers,
@@ -100,6 +101,9 @@ def _value(value: Any, key: str, name: str) -> bool | float | int | str:
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"protocol {name!r} returns {value} as {key}; leave out what cannot be measured")
-    if key.endswith("accuracy") and not (isinstance(value, int | float) and 0 <= value <= 1):
-        raise UserError(f"protocol {name!r} returns {value!r} as {key}; an accuracy is a number in [0, 1]")
-    return value
+    is_share = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    if key.endswith("accuracy") and not is_share:
+        raise UserError(
+            f"protocol {name!r} returns {value!r:.60} as {key}; an accuracy is a number in [0, 1]"
+        )
+    return one_line(value) if isinstance(value, str) else value
