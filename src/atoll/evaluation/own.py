@@ -26,7 +26,7 @@ _NAME = re.compile(rf"\w{{1,{LONGEST_NAME}}}", re.ASCII)
 class Representations:
     """What a protocol of the user's code measures: an encoder's representations of labelled images.
 
-    All tensors are copies on the encoder's device.
+    All tensors are copies on the encoder's device; the labels of the images are copies, too.
 
     Attributes:
         train_h: Representations of the training images, without augmentation.
@@ -34,9 +34,9 @@ class Representations:
         test_h: Representations of the held-out images, on which the protocol measures.
         test_labels: Their labels.
         encoder: A copy of the encoder in evaluation mode, which the protocol may train.
-        train: The training images.
+        train: The training images; ``train.images.gather(rows)`` reads some of them.
         test: The held-out images.
-        to_input: Converts images, uint8 (N, C, H, W), to the encoder's input.
+        to_input: Converts images, uint8 (N, C, H, W), to the encoder's input, on their device.
 
     Shape:
         - train_h: (N, H) float32

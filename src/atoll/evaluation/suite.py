@@ -316,11 +316,17 @@ def _own(subject: _Subject, name: str) -> Results:
         test_h=subject.test_h.clone(),
         test_labels=_labels(subject.test).to(device, copy=True),
         encoder=encoder,
-        train=subject.train,
-        test=subject.test,
+        train=_copy(subject.train),
+        test=_copy(subject.test),
         to_input=subject.views.plain,
     )
     return {**measure(name, representations, subject.seed)}
+
+
+def _copy(images: ImageSet) -> ImageSet:
+    """Copy all but the pixels, of which `gather` makes copies."""
+    columns = {name: values.clone() for name, values in images.columns.items()}
+    return replace(images, labels=_labels(images).clone(), classes=[*images.classes], columns=columns)
 
 
 Evaluator: TypeAlias = Callable[[_Subject], Results]
