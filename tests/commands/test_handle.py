@@ -252,6 +252,10 @@ def test_images_are_embedded_as_the_encoder_computes_them(run: atoll.Run, tmp_pa
         run.embed(None)
     with pytest.raises(UserError, match="image 0 cannot be read as the encoder's training images were"):
         run.embed([b"no image"])
+    with pytest.raises(
+        UserError, match="may be one image"
+    ):  # a colour image, of which each row would be an image
+        run.embed(np.zeros((20, 8, 3), np.uint8))
 
 
 def test_a_run_stands_for_its_folder(run: atoll.Run) -> None:

@@ -117,7 +117,7 @@ def embed_given(encoder: Encoder, images: object, device: str = "auto") -> Tenso
     """
     how = decoding_of(encoder)
     shape, channels = tuple(getattr(images, "shape", ())), how.channels
-    if len(shape) == 3 and (shape[-1] == channels or shape[0] == channels > 1):
+    if len(shape) == 3 and (shape[-1] in (1, 3) or shape[0] == channels > 1):
         raise UserError(f"an array of shape {shape} may be one image; give it as images[None]")
     if images is None:
         raise UserError("the images are None; give a file, a folder, an array or a dataset")
