@@ -85,6 +85,17 @@ def test_the_encoder_takes_inputs_and_is_in_evaluation_mode(
     assert encoder.training
 
 
+def test_a_frozen_encoder_can_be_trained(
+    encoder: nn.Module, digits: Sets, named: Callable[[object], str]
+) -> None:
+    def trainable(found: Representations) -> dict[str, int]:
+        return {"weights": sum(weights.requires_grad for weights in found.encoder.parameters())}
+
+    encoder.requires_grad_(False)
+    assert measured(encoder, digits, named(trainable)) == {"mine:measure/weights": 2}
+    assert not any(weights.requires_grad for weights in encoder.parameters())
+
+
 def test_what_a_function_changes_or_draws_has_no_effect_on_others(
     encoder: nn.Module, digits: Sets, named: Callable[[object], str]
 ) -> None:

@@ -33,7 +33,7 @@ class Representations:
         train_labels: Their labels.
         test_h: Representations of the held-out images, on which the protocol measures.
         test_labels: Their labels.
-        encoder: A copy of the encoder in evaluation mode, which the protocol may train.
+        encoder: A copy of the encoder in evaluation mode, which the protocol may train; no weight is frozen.
         train: The training images; ``train.images.gather(rows)`` reads some of them.
         test: The held-out images.
         to_input: Converts images, uint8 (N, C, H, W), to the encoder's input, on their device.

@@ -308,8 +308,9 @@ def _geometry(subject: _Subject) -> Results:
 
 def _own(subject: _Subject, name: str) -> Results:
     """Measure with a function of the user's code, on copies: it may change all that it is given."""
-    encoder = deepcopy(subject.encoder).eval()
-    device = subject.device
+    encoder, device = deepcopy(subject.encoder).eval(), subject.device
+    for weight in encoder.parameters():  # as after loading its file, in which nothing is frozen
+        weight.requires_grad_(weight.is_floating_point())
     representations = Representations(
         train_h=subject.train_h.clone(),
         train_labels=_labels(subject.train).to(device, copy=True),
