@@ -96,3 +96,12 @@ def test_headings_of_the_users_protocols_are_told_apart():
     keys = ("probe/accuracy", "mine:probe/accuracy", "mine:m/nmi", "other.part:m/nmi", "mine:KNN/accuracy")
     titles = [metric.title for metric in measured([dict.fromkeys(keys, 0.5)])]
     assert titles == ["probe %", "mine:KNN %", "mine:m, nmi", "mine:probe %", "other.part:m, nmi"]
+
+
+@pytest.mark.parametrize(
+    ("values", "digits"),
+    [((0.25, 0.001), 3), ((-250.0,), 3), ((0.05,), 4), ((-1.5e-7, 1e-9), 9), ((0.0,), 3), ((1e-200,), 12)],
+)
+def test_small_measurements_of_the_users_protocols_do_not_round_to_zero(values, digits):
+    (metric,) = measured([{"mine:m/loss": value} for value in values])
+    assert metric.digits == digits

@@ -47,3 +47,8 @@ def test_a_spread_is_of_the_values():
 def test_what_rounds_to_zero_has_no_sign():
     # -uniformity of a collapsed encoder is -0.0, or a rounding error below 0.
     assert [number(value, 3) for value in (-0.0, -4e-4, -6e-4)] == ["0.000", "0.000", "−0.001"]
+
+
+def test_a_huge_number_is_written_with_a_power_of_ten():
+    assert number(-1.5e299, 3) == "−1.500e+299"
+    assert number(123456789.0, 1) == "123456789.0"

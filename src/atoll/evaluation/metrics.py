@@ -16,6 +16,7 @@ from atoll.evaluation.options import CLASSIFIERS
 from atoll.evaluation.protocols import FINE_TUNES, PAPERS_PROBES
 
 ACCURACY = "/accuracy"  # ends the key of every protocol's accuracy
+_MOST_DIGITS = 12  # after the point
 PERCENTILES = (5, 25, 50, 75, 95)  # of the angles: whiskers, box and median of a box plot
 
 
@@ -280,7 +281,10 @@ def measured(results: Iterable[Mapping[str, Any]], place: str = "results") -> li
     known = [metric for metric in METRICS if metric.place == place and metric.key in keys]
     if place != "results":
         return known
-    own = [_own(key) for key in sorted({key for key, value in found if _is_own(key, value)})]
+    own = [
+        _own(key, [value for one, value in found if one == key])
+        for key in sorted({key for key, value in found if _is_own(key, value)})
+    ]
     foreign = [key for key in sorted(keys - _KEYS) if key.endswith(ACCURACY) and not names_code(key)]
     return [*known, *_told_apart(own), *(_accuracy(key.removesuffix(ACCURACY), "", "") for key in foreign)]
 
@@ -290,15 +294,18 @@ def _is_own(key: str, value: object) -> bool:
     return names_code(key) and (key.endswith("accuracy") or isinstance(value, float))
 
 
-def _own(key: str) -> Metric:
-    """A measurement by the user's code, under the function's name."""
+def _own(key: str, values: list[Any]) -> Metric:
+    """A measurement by the user's code, under the function's name, with 3 significant digits of the largest."""
     protocol, _, name = key.rpartition("/")
     function = protocol.partition(":")[2]
     meaning = f"`{name}` of `{protocol}`"
     if name.endswith("accuracy"):
         heading = function if name == "accuracy" else f"{function}, {name}"
         return Metric(key, heading, protocol, meaning, "results", "%", "higher", 2, 100.0)
-    return Metric(key, f"{function}, {name}", protocol, meaning, "results")
+    metric = Metric(key, f"{function}, {name}", protocol, meaning, "results")
+    largest = max(map(abs, metric.values({key: value} for value in values)), default=0.0)
+    digits = 2 - math.floor(math.log10(largest)) if largest else 0
+    return replace(metric, digits=min(max(metric.digits, digits), _MOST_DIGITS))
 
 
 def _told_apart(own: list[Metric]) -> list[Metric]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 UNMEASURED = "–"
+HUGE = 1e12
 
 
 @dataclass(frozen=True)
@@ -59,5 +60,6 @@ def best(column: Sequence[Spread | None]) -> list[bool]:
 
 
 def number(value: float, digits: int) -> str:
-    """Format a number with a typographic minus sign; what rounds to zero has no sign."""
-    return f"{value:z.{digits}f}".replace("-", "−")
+    """Format a number with a typographic minus sign; what rounds to zero has no sign, and a huge number a power."""
+    written = f"{value:.3e}" if abs(value) >= HUGE else f"{value:z.{digits}f}"
+    return written.replace("-", "−")
