@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from atoll.aggregation.em_inspector import EmInspector, inspection_images, suspicion
+from atoll.aggregation.em_inspector import EmInspector, InspectingFold, inspection_images, suspicion
 from atoll.aggregation.update_geometry import Reference
 from atoll.core.errors import UserError
 from atoll.core.rng import stream
@@ -76,6 +76,23 @@ def test_a_client_whose_embeddings_are_not_finite_is_left_out():
     honest.fold(1, {client: clone(updates[client]) for client in range(3)})
     rounds.fold(1, {**{client: clone(updates[client]) for client in range(3)}, 3: broken})
     assert same(rounds.server.state, honest.server.state)
+
+
+def test_a_single_embedding_that_is_not_finite_leaves_its_client_out():
+    """One of two images overflows in one model; the others' mean is exact, where float32 would lose its ones."""
+    images = torch.tensor([[1.0, 0.0], [0.0, 1e38]])
+    models = [torch.randn(2, 2, generator=torch.Generator().manual_seed(k)) for k in range(6)]
+    scores = slow_scores(normalize(torch.stack([(images @ w.T).double() for w in models]), dim=-1).numpy())
+    kept = [client for client, score in enumerate(scores) if score <= 0]
+    assert len(kept) >= 3
+    heads = torch.ones(7)
+    heads[kept[0]] = 2.0**24
+    current = {"encoder.weight": torch.zeros(2, 2), "head": torch.zeros(1)}
+    fold = InspectingFold(current, torch.nn.Linear(2, 2, bias=False), images, None)
+    for client, weight in enumerate([*models, torch.eye(2) * 10]):
+        update = {"weights": {"encoder.weight": weight, "head": heads[[client]]}}
+        fold.add(client, update, Reference(current).measure(update["weights"]))
+    assert float(fold.close()["global"]["head"]) == np.float32(heads[kept].double().mean())
 
 
 def test_without_a_client_that_passes_the_model_is_unchanged():
