@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 import scipy.stats
 import torch
 from rich.console import Console
 
-from atoll.aggregation.private import PrivateFedAvg
+from atoll.aggregation.private import PrivateFedAvg, uniform_draws
 from atoll.commands.progress import Bar
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
@@ -132,6 +134,24 @@ def test_noise_is_gaussian_and_each_tensors_own():
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.03
     later = PrivateFedAvg(noise_multiplier=8.0, secret=1).open({"global": current}, setting(), 2, None)
     assert abs(float(torch.corrcoef(torch.stack([a, later.close()["global"]["a"]]))[0, 1])) < 0.03
+
+
+def test_draws_are_midpoints_of_two_to_the_52_intervals():
+    words = hashlib.shake_256(b"key").digest(8 * 5)
+    numbers = [int.from_bytes(words[8 * k : 8 * k + 8], "little") >> 12 for k in range(5)]
+    assert uniform_draws(b"key", 5).tolist() == [(2 * number + 1) / 2**53 for number in numbers]
+
+
+@pytest.mark.parametrize(("byte", "expected"), [(b"\x00", 2.0**-53), (b"\xff", 1 - 2.0**-53)])
+def test_the_outermost_draws_are_inside_the_interval(byte, expected, monkeypatch):
+    extreme = SimpleNamespace(digest=lambda length: byte * length)
+    monkeypatch.setattr("hashlib.shake_256", lambda key: extreme)
+    assert uniform_draws(b"key", 2).tolist() == [expected] * 2
+
+
+def test_a_sample_may_be_empty_unless_all_clients_take_part():
+    assert PrivateFedAvg().fewest_clients(setting(participation=0.99)) == 0
+    assert PrivateFedAvg().fewest_clients(setting()) == len(PrivateFedAvg().cohort(setting(), 1)) == 8
 
 
 def test_the_sample_is_poisson():
