@@ -7,11 +7,16 @@ import pytest
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.engines.update_checks import WEIGHING
+from atoll.methods.dcco import DCCO
+from atoll.methods.fedmar import MAR
 from atoll.methods.fedprox import FedProx
 from atoll.methods.fedsc import FedSC
 from atoll.methods.ldawa import LDAWA
 from atoll.methods.least_loss import least_loss
 from atoll.methods.method import Method
+from atoll.objectives.align_uniform import AlignUniform
+from atoll.objectives.barlow_twins import BarlowTwins
+from atoll.objectives.metric_learning import Triplet
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
 from tests.rounds import Fixed, Rounds
@@ -106,6 +111,25 @@ def test_a_component_that_overrides_its_loss_does_not_inherit_its_lower_bound():
     assert least_loss(Method(objective=SimSiam(), terms=(FedProx(),)), "loss") == -1
     assert least_loss(Method(objective=SimCLR(), terms=(FedProx(weight=-1.0),)), "loss") == -math.inf
     assert least_loss(Method(objective=Shifted()), "simclr") == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("objective", "least"),
+    [
+        (AlignUniform(beta=0.5, t=3.0), -6.0),  # β log exp(−t · 2²)
+        (AlignUniform(beta=-1.0), 0.0),
+        (BarlowTwins(lambd=0.0), 0.0),
+        (BarlowTwins(lambd=-0.1), -math.inf),
+        (DCCO(lambd=0.0), 0.0),
+        (DCCO(lambd=-0.1), -math.inf),
+        (MAR(first_weight=0.5, last_weight=0.25), -1.0),
+        (MAR(first_weight=0.25, last_weight=0.5), -1.0),
+        (Triplet(beta=0.0, cross_entropy=True), 0.0),
+        (Triplet(beta=-0.1), -math.inf),
+    ],
+)
+def test_the_lower_bound_follows_from_the_options(objective, least):
+    assert least_loss(Method(objective=objective), objective.name) == least
 
 
 def test_losses_may_be_kept_at_the_site_but_not_the_one_that_weighs():
