@@ -11,7 +11,7 @@ import torch
 
 from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
-from atoll.aggregation.secure_sum import MODULUS, SecureSum, summed
+from atoll.aggregation.secure_sum import MODULUS, SecureSum, summed, vector_size
 from atoll.aggregation.update_geometry import Reference
 from atoll.core.errors import RunError, UserError
 from atoll.engines.federation import Federation
@@ -80,7 +80,7 @@ def test_terms_are_whole_numbers_whose_sum_stays_below_the_modulus():
     extreme = {name: weight + 5.0 for name, weight in BASE.items()}  # beyond the largest change
     update = {"weights": extreme, "losses": {"loss": 1e9}, "parts": {}}
     term = options.encode(update, Reference(BASE).measure(extreme), BASE, of, 1)
-    assert term.shape == (1217 + 3,)
+    assert term.shape == (1217 + 3,) == (vector_size(BASE, of),)
     assert int(term.min()) >= 0
     assert 7 * int(term.max()) < MODULUS
     moved, loss = options.decode(7 * term, 7, BASE, of)

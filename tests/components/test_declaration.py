@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.aggregation.fedavg import FedAvg
 from atoll.components.base import (
     ChoiceSpec,
     NumberSpec,
@@ -236,6 +237,13 @@ def test_an_update_is_no_larger_than_its_method_allows(recipe):
     assert limit <= 2 * weights + 20 * 2**10 + 2**16 + 12 * 512 * len(update["weights"])
 
 
+def test_headers_have_what_the_values_of_tensors_leave_of_the_limit():
+    made = federation("method.name=ssd")
+    weights = made.initial_weights()
+    limit = max_update_size(Method(SimCLR()), made.setting, weights)
+    assert limit.total - limit.headers == sum(t.numel() * t.element_size() for t in weights.values())
+
+
 def test_what_is_not_declared_has_no_limit():
     @dataclass(frozen=True)
     class Old(Sending):
@@ -244,7 +252,12 @@ def test_what_is_not_declared_has_no_limit():
         def finish(self, context):
             return torch.zeros(9)
 
+    class Reporting(FedAvg):
+        def report(self, *args):
+            return {"more": 1.0}
+
     made = federation("method.name=ssd")
     weights = made.initial_weights()
     assert max_update_size(Method(SimCLR(), (Old(),)), made.setting, weights) is None
+    assert max_update_size(Method(SimCLR(), aggregation=Reporting()), made.setting, weights) is None
     assert max_update_size(Method(SimCLR(), (Sending(),)), made.setting, weights).total > num_bytes(weights)
