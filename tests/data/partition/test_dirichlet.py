@@ -74,6 +74,16 @@ def test_sinkhorn_survives_a_client_without_mass():
     assert np.isfinite(sinkhorn_balance(p, SIZES)).all()
 
 
+@pytest.mark.parametrize("balanced", [False, True])
+def test_proportions_are_drawn_and_balanced_only_on_request(balanced):
+    drawn = np.random.default_rng(4).dirichlet(np.full(K, 0.3), size=4)
+    expected = counts_of("fedu2", sinkhorn_balance(drawn, SIZES) if balanced else drawn)
+    found = dirichlet_counts(VARIANTS["fedu2"], SIZES, K, 0.3, balanced, np.random.default_rng(4))
+    assert found.tolist() == expected.tolist()
+    spread = np.ptp(found.sum(axis=1))
+    assert spread <= 4 if balanced else spread > 20  # 240 images of 5 clients
+
+
 def by_class():
     order = np.random.default_rng(1).permutation(SIZES.sum())
     return [np.sort(part) for part in np.split(order, np.cumsum(SIZES)[:-1])]

@@ -241,6 +241,12 @@ def test_a_natural_client_without_images_is_named():
         make_partition(PartitionOptions("natural"), None, columns, 3, 0, column_values=values)
 
 
+def test_consecutive_clients_hold_their_images_one_after_another():
+    result = Partition.consecutive([2, 1, 3], ["a", "b", "c"], PartitionOptions(kind="iid"), seed=4)
+    assert [indices.tolist() for indices in result.clients] == [[0, 1], [2], [3, 4, 5]]
+    assert (result.names, result.num_samples, result.counts) == (["a", "b", "c"], 6, None)
+
+
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match=r"labels must have shape \(7,\), not \(5000,\)"):
         partition(size=7)
