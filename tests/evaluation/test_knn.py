@@ -56,6 +56,12 @@ def test_agrees_with_scikit_learn(k: int) -> None:
     assert knn_accuracy(train_h, train_y, test_h, test_y, k=k) == pytest.approx(expected)
 
 
+def test_200_neighbours_vote_by_default() -> None:
+    """Of equal images, the first 200 vote: a tie of classes 0 and 1, which one more or fewer would break."""
+    labels = torch.tensor([1] * 100 + [0] * 100 + [1])
+    assert knn_accuracy(torch.ones(201, 2), labels, torch.ones(1, 2), torch.tensor([0])) == 1
+
+
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = blobs(100, 8, 4, spread=1.5)
     whole = knn_accuracy(*sets, k=10)
