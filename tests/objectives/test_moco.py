@@ -34,6 +34,17 @@ def test_the_queue_holds_directions_and_the_newest_keys_last():
     torch.testing.assert_close(scope.queue.norm(dim=1), torch.ones(30))
 
 
+def test_each_step_enqueues_only_its_own_keys():
+    steps = Steps(*MOCO[:1], "options.moco.queue=100")
+    scope = steps.client.context.of(steps.client.method.objective)
+    expected = [scope.queue.clone()]
+    for _ in range(2):
+        loss = steps.client.step(steps.batch())
+        expected.append(torch.cat(scope.keys[-2:]))  # 20 of each view
+        steps.update(loss)
+    assert torch.equal(scope.queue, torch.cat(expected)[-100:])
+
+
 def test_the_key_encoder_starts_as_the_query_encoder_and_follows():
     steps = Steps(*MOCO, "options.moco.momentum=0.5")
     key = steps.client.copies["moco_key"]
