@@ -102,7 +102,10 @@ def test_masked_reconstruction_with_nothing_masked():
     [
         lambda: alignment(torch.ones(2, 3), torch.ones(3, 3)),
         lambda: byol(torch.ones(2, 3), torch.ones(2, 4)),
+        lambda: byol(torch.ones(1, 3), torch.ones(2, 3)),
         lambda: simsiam(torch.ones(2), torch.ones(2)),
+        lambda: simsiam(torch.ones(2, 3), torch.ones(1, 3)),  # PyTorch would repeat the row
+        lambda: simsiam(torch.ones(1, 3), torch.ones(2, 3)),
         lambda: masked_reconstruction(torch.ones(2, 3), torch.ones(2, 4), torch.ones(2, 3)),
         lambda: masked_reconstruction(torch.ones(2, 3), torch.ones(2, 3), torch.ones(3)),
         lambda: masked_reconstruction(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3, 1)),

@@ -47,6 +47,17 @@ def test_bad_arguments():
         sinkhorn_assignments(SCORES, iterations=0)
 
 
+def test_bad_arguments_of_the_loss_are_named():
+    z, centroids = torch.ones(2, 3), torch.eye(3)
+    with pytest.raises(ValueError, match=r"got target \(2, 3\) float32, online \(1, 3\)"):
+        assignment_loss(z, z[:1], centroids)
+    for wrong in (torch.eye(4), torch.ones(0, 3), torch.eye(3).long()):
+        with pytest.raises(ValueError, match=r"shape \(M, 3\) with M >= 1, got centroids"):
+            assignment_loss(z, z, wrong)
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        assignment_loss(z, z, centroids, temperature=0.0)
+
+
 def test_assignments_agree_with_a_slow_loop():
     target, online, centroids = rows(5, 4, 1), rows(5, 4, 2), torch.nn.functional.normalize(rows(3, 4, 3))
 

@@ -218,6 +218,8 @@ def test_half_precision_is_computed_in_float32(dtype):
         lambda: queue_contrast(torch.ones(2, 3), torch.ones(2, 3), torch.ones(5, 4), 0.2),
         lambda: dictionary_contrast(torch.ones(2, 3), torch.ones(2, 3), torch.ones(0)),
         lambda: model_contrast(torch.ones(2, 3), torch.ones(2, 3), torch.ones(1, 3)),
+        lambda: model_contrast(torch.ones(2, 3), torch.ones(1, 3), torch.ones(2, 3)),
+        lambda: relational(torch.ones(2, 3), torch.ones(1, 3), torch.ones(4, 3)),
         lambda: supcon(torch.ones(2, 3), torch.zeros(3, dtype=torch.long)),
         lambda: supcon(torch.ones(2, 3), torch.zeros(2)),
         lambda: relational(torch.ones(2, 3), torch.ones(2, 3), torch.ones(0, 3)),
@@ -229,6 +231,20 @@ def test_bad_shapes_are_named(call):
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_bad_temperature(temperature):
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: nt_xent(A, B, t),
+        lambda t: one_sided_nt_xent(A, B, t),
+        lambda t: queue_contrast(A, B, B, t),
+        lambda t: dictionary_contrast(A, B, B, t),
+        lambda t: model_contrast(A, B, B, t),
+        lambda t: supcon(A, torch.zeros(len(A), dtype=torch.long), t),
+        lambda t: supcon(A, torch.zeros(len(A), dtype=torch.long), base_temperature=t),
+        lambda t: relational(A, B, B, t),
+        lambda t: relational(A, B, B, target_temperature=t),
+    ],
+)
+def test_bad_temperature(call, temperature):
     with pytest.raises(ValueError, match="temperature must be above 0"):
-        nt_xent(A, B, temperature)
+        call(temperature)

@@ -70,6 +70,10 @@ def test_bad_arguments():
     x = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"n2 \(2, 4\)"):
         fedquad(x, x, x, torch.ones(2, 4))
+    for loss, count in ((triplet, 3), (quadruplet, 4), (fedquad, 4)):
+        for short in range(count):  # PyTorch would repeat the row
+            with pytest.raises(ValueError, match=r"of one shape \(N, d\) .*\(1, 3\)"):
+                loss(*(x[:1] if k == short else x for k in range(count)))
     with pytest.raises(ValueError, match=r"n \(3, 3\)"):
         triplet(x, x, torch.ones(3, 3))
     with pytest.raises(ValueError, match="power must be 1"):

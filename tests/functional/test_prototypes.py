@@ -130,8 +130,24 @@ def test_bad_arguments_are_named():
         prototype_contrast(
             torch.ones(2, 2), torch.ones(3, 2), torch.zeros(2).long(), torch.zeros(3).long(), 1
         )
-    with pytest.raises(ValueError, match="clusters must be above 0, got 0"):
-        prototype_divergence(torch.ones(2, 2), torch.zeros(2).long(), 0)
+    one, two, none = torch.ones(1, 2), torch.ones(2, 2), torch.zeros(2).long()
+    for call in (
+        lambda: prototype_classification(two, one, none, none, 1),  # PyTorch would repeat the row
+        lambda: prototype_contrast(two, one, none, none, 1),
+        lambda: prototype_divergence(two[0], none, 1),
+        lambda: prototype_divergence(two.long(), none, 1),
+    ):
+        with pytest.raises(ValueError, match=r"expected float tensors of (one )?shape \(N, d\)"):
+            call()
+    for call in (
+        lambda: prototype_contrast(two, two, none, none, 0),
+        lambda: prototype_classification(two, two, none, none, 0),
+        lambda: prototype_divergence(two, none, 0),
+    ):
+        with pytest.raises(ValueError, match="clusters must be above 0, got 0"):
+            call()
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        prototype_contrast(two, two, none, none, 1, 0.0)
 
 
 @pytest.mark.parametrize("wrong", [torch.tensor([0]), torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)])

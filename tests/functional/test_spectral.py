@@ -33,6 +33,13 @@ def test_against_loops(n, d, seed, mu, share):
     torch.testing.assert_close(clipped_correlation(z1, mu), matrix, rtol=1e-9, atol=1e-12)
 
 
+def test_rows_are_clipped_to_norm_two_by_default():
+    """FedSC's μ of 4."""
+    long = 5 * torch.eye(2).double()
+    assert torch.equal(clipped_correlation(long), 2 * torch.eye(2))
+    assert spectral_contrast(long, long) == spectral_contrast(long, long, mu=4.0) == 2 * 2**2 - 2 * 4
+
+
 def test_one_row_changes_the_matrix_by_no_more_than_its_bound():
     z = 10 * rows(8, 4)
     other = z.clone()
@@ -54,5 +61,10 @@ def test_bad_arguments_are_named():
     z = torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"expected shape \(3, 3\), got others \(2, 2\)"):
         spectral_contrast(z, z, others=torch.ones(2, 2))
+    for pair in ((z, z[:1]), (z[:1], z)):  # PyTorch would repeat the row
+        with pytest.raises(ValueError, match=r"of one shape \(N, d\)"):
+            spectral_contrast(*pair)
+    with pytest.raises(ValueError, match=r"got z \(3,\)"):
+        clipped_correlation(z[0])
     with pytest.raises(ValueError, match="mu must be above 0"):
         clipped_correlation(z, mu=0.0)
