@@ -150,3 +150,19 @@ def test_a_matrix_beyond_its_bound_is_refused():
     assert rounds.refused(update) is None
     assert "outside" in rounds.refused({**update, "parts": {"fedsc": 2 * torch.ones(6, 6)}})
     assert "has shape" in rounds.refused({**update, "parts": {"fedsc": torch.ones(5, 5)}})
+
+
+def test_noise_of_wide_matrices_is_accepted_and_what_it_does_not_explain_is_not():
+    """Ten standard deviations of a trace; eigenvalues of the noise alone reach √(2d) of an entry's."""
+    objective, d = FedSC(mu=4.0, noise=0.05), 256
+    for seed in range(3):
+        noise = 0.05 * torch.randn(d, d, generator=torch.Generator().manual_seed(seed))
+        assert objective.refuse_slice(noise + 4.0 / d * torch.eye(d), None, None) is None
+    bound = 10 * 0.05 * 16
+    for far, refused in ((0.99, False), (1.01, True)):
+        for wrong, word in (
+            ((4.0 + far * bound) / d * torch.eye(d), "trace"),
+            (-far * bound * torch.eye(d)[:1].T @ torch.eye(d)[:1], "eigenvalue"),
+        ):
+            sentence = objective.refuse_slice(wrong, None, None)
+            assert (word in sentence) if refused else sentence is None
