@@ -217,6 +217,8 @@ def test_a_graph_that_is_redrawn_differs_by_round_and_follows_the_seed():
     assert float(share) == pytest.approx(0.3 * 19 / 20, abs=0.01)
     assert component.refuse(world(8)) is None
     assert "needs a random graph" in Gossip(redraw=True).refuse(world(8))
+    sparse = Gossip(topology="random", edge_probability=0.01, redraw=True)
+    assert sparse.refuse(world(8)) is None  # models meet over the rounds, not in each
 
 
 def test_links_that_fail_are_left_out_and_the_mean_is_kept():
