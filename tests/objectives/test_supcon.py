@@ -23,3 +23,4 @@ def test_the_local_loss_is_the_equation_on_both_views(cross_entropy):
         with torch.no_grad():
             expected += F.cross_entropy(steps.networks["classifier"](h1), batch.labels).item()
     assert loss.item() == pytest.approx(expected, rel=1e-4)
+    assert ("classifier" in steps.networks) == cross_entropy  # it travels, and counts in distances
