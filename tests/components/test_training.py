@@ -127,6 +127,23 @@ def test_a_cohort_is_rounded_to_nearest_with_halves_up(participation, clients, s
     assert TrainOptions(participation=participation).cohort_size(clients) == size
 
 
+@pytest.mark.parametrize(
+    ("options", "local", "models"),
+    [
+        ({}, [], []),
+        ({"keep_local_models": (2, 9)}, [2], [2]),
+        ({"keep_local_models": (1, -1)}, [1, 5], [1, 5]),
+        ({"keep_models_every": 2}, [], [2, 4]),
+        ({"keep_models_every": 2, "keep_local_models": (-1,)}, [5], [2, 4, 5]),
+    ],
+)
+def test_models_are_kept_of_the_listed_rounds_and_of_every_nth(options, local, models):
+    """Of five rounds; −1 is the last."""
+    train = TrainOptions(rounds=5, **options)
+    assert [round for round in range(1, 6) if train.keeps_local_models(round)] == local
+    assert [round for round in range(1, 6) if train.keeps_models(round)] == models
+
+
 def test_a_loss_weights_a_client_by_its_last_epoch():
     rounds = Rounds("method.name=fed_loss", "train.epochs=3")
     seen = []
