@@ -9,7 +9,7 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.loss_weighted import LossWeighted
 from atoll.aggregation.running_mean import RunningMean
 from atoll.core.errors import UserError
-from tests.folds import BUFFERS, copies, fold, model
+from tests.folds import BUFFERS, copies, fold, model, setting
 from tests.trees import same
 
 
@@ -79,6 +79,12 @@ def test_tensors_that_no_client_sends_stay():
     result = fold(FedAvg(), current, copies(sent), samples=[1])
     assert all(torch.equal(result[name], current[name]) for name in BUFFERS)
     assert torch.equal(result["conv.weight"], model(2)["conv.weight"])
+
+
+def test_without_an_update_the_model_is_the_same_object():
+    """By which a server step recognises a model that nobody trained."""
+    current = model(1)
+    assert FedAvg().open({"global": current}, setting(2), 1, None).close()["global"] is current
 
 
 def test_losses_one_and_two():
