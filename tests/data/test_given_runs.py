@@ -233,5 +233,5 @@ def test_commands_import_the_code_only_when_told(
 def test_a_recipe_that_names_data_names_code() -> None:
     recipe = make_recipe({"data": {"source": "mine:DATA"}})
     assert recipe.own_code == ("mine:DATA",)
-    assert recipe.runs_own_code
+    assert recipe.trains_with_own_code
     assert replace(recipe, data=DataOptions()).own_code == ()

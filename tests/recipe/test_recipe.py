@@ -202,6 +202,16 @@ def test_a_method_of_your_own_keeps_what_it_does_not_share(tmp_path, monkeypatch
     assert other.composed.share == ("*",)
 
 
+def test_a_protocol_of_your_own_is_code_but_does_not_train():
+    protocol = "evaluation.at_end=['knn', 'mine:measure']"
+    recipe = load_recipe("digits-ssd", [protocol])
+    assert (recipe.own_code, recipe.own_training_code) == (("mine:measure",), ())
+    assert not recipe.trains_with_own_code
+    both = load_recipe("digits-ssd", [protocol, "method.name=atoll.methods.ssd:METHOD"])
+    assert both.own_training_code == ("atoll.methods.ssd:METHOD",)
+    assert both.trains_with_own_code
+
+
 def test_a_run_is_called_after_its_recipe(tmp_path):
     assert load_recipe("cifar10-table").name == "cifar10-table"  # and not after its base
     plain, named = tmp_path / "mine.toml", tmp_path / "other.toml"

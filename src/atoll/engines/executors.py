@@ -134,7 +134,7 @@ def in_this_process(federation: Federation, states: ClientStates) -> InProcess:
     """
     recipe = federation.recipe
     gpu = recipe.engine.find_device().type == "cuda"
-    ahead = gpu and not recipe.own_code and not (recipe.train.compile and recipe.train.cuda_graphs)
+    ahead = gpu and not recipe.own_training_code and not (recipe.train.compile and recipe.train.cuda_graphs)
     return (OneAhead if ahead else InProcess)(federation, states)
 
 

@@ -28,7 +28,7 @@ class Interleaved(InProcess):
     def start(self, constants: Slices) -> None:
         """Create the client sides, each with its own networks."""
         federation = self._federation
-        self._others = federation.recipe.runs_own_code
+        self._others = federation.recipe.trains_with_own_code
         size = min(federation.recipe.engine.at_once, federation.setting.cohort_size)
         networks = [copy.deepcopy(federation.networks) for _ in range(size)]
         self._clients = [federation.client_side(constants, own) for own in networks]

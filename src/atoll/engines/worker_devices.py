@@ -33,7 +33,7 @@ def _may_share(federation: Federation) -> bool:
     Only in a command, because a Python script that is not prepared for processes would start again in each.
     """
     recipe = federation.recipe
-    if not processes.in_command or federation.device.type != "cuda" or recipe.runs_own_code:
+    if not processes.in_command or federation.device.type != "cuda" or recipe.trains_with_own_code:
         return False
     if recipe.engine.at_once > 1 or recipe.engine.decoders or recipe.engine.devices:
         return False

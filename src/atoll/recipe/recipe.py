@@ -114,10 +114,16 @@ class Recipe(Options):
         return tuple(names_of_code(describe(self)))
 
     @property
-    def runs_own_code(self) -> bool:
-        """Whether a run of this recipe executes user code, which it names or is given as an object."""
+    def own_training_code(self) -> tuple[str, ...]:
+        """Those of `own_code` that the training executes, too: protocols only measure finished rounds."""
+        settings = names_of_code(describe(self))
+        return tuple(name for name, setting in settings.items() if not setting.startswith("evaluation."))
+
+    @property
+    def trains_with_own_code(self) -> bool:
+        """Whether the training executes user code, which the recipe names or is given as an object."""
         objects = (self.model.encoder, self.views.transform, self.data.path)
-        return bool(self.own_code) or any(value_of(name) is not None for name in objects)
+        return bool(self.own_training_code) or any(value_of(name) is not None for name in objects)
 
     @property
     def label(self) -> str:
