@@ -175,7 +175,7 @@ def test_spoiled_and_late_updates_and_a_vanished_folder(deployment, tmp_path):
     assert (
         "its loss 'dsr' is nan" in lines[2]["refused"]["0"]
     )  # the first of them by name: terms see the NaN, too
-    assert re.search(r"its loss 'loss' is \d+.*, not a float from -100 to 100", lines[3]["refused"]["1"])
+    assert re.search(r"its loss 'pd' is \d+.*, not a float from -100 to 100", lines[3]["refused"]["1"])
     assert "has shape (1,)" in lines[4]["refused"]["2"]
     assert f"no answer within {DEADLINE:.0f} s" in lines[5]["lost"]["3"]
     assert set(lines[6]["lost"]) == {"0"}  # who was late is back
