@@ -13,6 +13,7 @@ from atoll.commands.handle import Run
 from atoll.commands.report import check_page
 from atoll.core.errors import UserError
 from atoll.core.extras import require
+from atoll.core.files import to_path
 from atoll.core.metrics_lines import numbers
 from atoll.report import write_report
 from atoll.report.comparison import comparison_cells, comparison_html, comparison_table
@@ -47,7 +48,7 @@ class Runs(Sequence[Run]):
     def __init__(self, runs: Iterable[Run | str | PathLike[str]]) -> None:
         if isinstance(runs, str | PathLike):
             raise UserError("Runs takes a list of runs; for one run, use atoll.Run")
-        self._runs = [run if isinstance(run, Run) else Run(Path(run)) for run in runs]
+        self._runs = [run if isinstance(run, Run) else Run(to_path(run, "a run")) for run in runs]
         if not self._runs:
             raise UserError("Runs needs at least one run")
         for run in self._runs:
