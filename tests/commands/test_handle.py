@@ -275,6 +275,9 @@ WRONG: dict[str, Callable[[atoll.Run], object]] = {
     "^the format is None; known: huggingface, onnx": lambda run: run.export(None),  # type: ignore[arg-type]
     "^k is 2.5; it is a number of neighbours": lambda run: run.neighbours(np.zeros((8, 8), np.uint8), k=2.5),  # type: ignore[arg-type]
     "^k is '3'; it is a number of neighbours": lambda run: run.neighbours(np.zeros((8, 8), np.uint8), k="3"),  # type: ignore[arg-type]
+    "^k is True; it is a number of neighbours": lambda run: run.neighbours(
+        np.zeros((8, 8), np.uint8), k=True
+    ),
     "^among is a list; give a path": lambda run: run.neighbours(np.zeros((8, 8), np.uint8), among=[1]),  # type: ignore[arg-type]
 }
 

@@ -122,7 +122,7 @@ def search(
     Raises:
         UserError: The run has not finished, images are missing or cannot be decoded, or there is no such device.
     """
-    if not isinstance(k, int | np.integer):
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise UserError(f"k is {short(k)}; it is a number of neighbours, a whole number")
     if queries < 1 or k < 1:
         raise UserError(f"neighbours need at least 1 image and 1 neighbour, not {queries} and {k}")
