@@ -15,7 +15,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,18 @@ def import_attribute(name: str, what: str) -> Any:
         hint = did_you_mean(attribute, known) if known else "it defines nothing"
         raise UserError(f"{what} {name!r}: module {module!r} has no {attribute!r}; {hint}")
     return getattr(imported, attribute)
+
+
+def import_function(name: str, what: str) -> Callable[..., Any]:
+    """Import an attribute that is called.
+
+    Raises:
+        UserError: As `import_attribute`, or it cannot be called.
+    """
+    found: Callable[..., Any] = import_attribute(name, what)
+    if not callable(found):
+        raise UserError(f"{what} {name!r} is a {type(found).__name__}, not a function")
+    return found
 
 
 def _where_not(name: str) -> str:

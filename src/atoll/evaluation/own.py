@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.errors import UserError
-from atoll.core.imports import describe_error, import_attribute
+from atoll.core.imports import describe_error, import_function
 from atoll.core.process_state import seeded_streams
 from atoll.core.text import one_line
 from atoll.data.images import ImageSet
@@ -70,9 +70,7 @@ def measure(name: str, subject: Representations, seed: int) -> dict[str, bool | 
         UserError: There is no such function, it fails, or it does not return results as a dict of finite numbers,
             among which each accuracy is in [0, 1], and of texts.
     """
-    call = import_attribute(name, "protocol")
-    if not callable(call):
-        raise UserError(f"protocol {name!r} is a {type(call).__name__}, not a function")
+    call = import_function(name, "protocol")
     with seeded_streams(seed), torch.enable_grad():
         try:
             found = call(subject)

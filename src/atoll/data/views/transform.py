@@ -13,7 +13,7 @@ from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
 from atoll.core.given import Given, names_code, not_given
-from atoll.core.imports import describe_error, import_attribute
+from atoll.core.imports import describe_error, import_function
 from atoll.core.process_state import seed_streams, streams_kept
 
 _SEEDS = 2**32  # numpy takes no larger seed
@@ -89,18 +89,14 @@ class Transform:
     @cached_property
     def _call(self) -> Callable[[Tensor], Any]:
         if isinstance(self.name, Given):
-            found = self.name.value
-        elif names_code(self.name):
-            found = import_attribute(self.name, "views.transform")
-        else:
-            raise UserError(
-                f"the transform {self.name!r} was given to its run as an object, which a file does not hold; pass "
-                "it again as transform=…, or name it in the recipe as module:attribute"
-            )
-        if not callable(found):
-            raise UserError(f"views.transform = {self.name!r} is a {type(found).__name__}, not a function")
-        made: Callable[[Tensor], Any] = found
-        return made
+            given: Callable[[Tensor], Any] = self.name.value
+            return given
+        if names_code(self.name):
+            return import_function(self.name, "views.transform")
+        raise UserError(
+            f"the transform {self.name!r} was given to its run as an object, which a file does not hold; pass "
+            "it again as transform=…, or name it in the recipe as module:attribute"
+        )
 
     def _view(self, image: Tensor, expected: tuple[int, ...]) -> Tensor:
         call = self._call
