@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -130,6 +131,7 @@ from tests.data.given import LABELS, Pairs, clients, pixels
 DATA = Pairs(pixels(), LABELS)
 ARRAYS = (pixels(), LABELS)
 CLIENTS = clients(pixels())
+SPLITS = {"train": CLIENTS, "held": Pairs(255 - pixels(20), LABELS[:20])}
 FOUR = 4
 
 
@@ -181,6 +183,40 @@ def test_a_dict_has_the_clients_of_a_natural_partition(mine: object, tmp_path: P
     given = atoll.simulate(small(), tmp_path / "given", data=clients(pixels()))
     assert [one["name"] for one in run.read_json("partition.json")["clients"]] == ["north", "south"]
     assert given.encoder_path.read_bytes() == run.encoder_path.read_bytes()
+
+
+def test_a_dict_of_splits_trains_and_measures_as_given_test_images(mine: object, tmp_path: Path) -> None:
+    recipe = small(partition={"kind": "natural"}, evaluation={"at_end": ["knn", "probe"], "every": 0})
+    data = {"image_size": 8, "source": "own_images:SPLITS", "test_split": "held"}
+    named = atoll.simulate({**recipe, "data": data}, tmp_path / "named")
+    held = Pairs(255 - pixels(20), LABELS[:20])
+    given = atoll.simulate(recipe, tmp_path / "given", data=clients(pixels()), test_data=held)
+    assert named.encoder_path.read_bytes() == given.encoder_path.read_bytes()
+    assert named.results["knn/accuracy"] == given.results["knn/accuracy"]
+    assert named.results["probe/accuracy"] == given.results["probe/accuracy"]
+    assert sum(len(one["indices"]) for one in named.read_json("partition.json")["clients"]) == 60
+
+
+def test_one_split_names_the_classes_of_both(mine: Callable[[str], Path]) -> None:
+    code = "DATA = Pairs(pixels(), LABELS)\nDATA.classes = ['x', 'y', 'z']\n"
+    mine(CODE + code + "SPLITS = {'train': (pixels(), LABELS), 'test': DATA}\n")
+    splits = load_data(DataOptions(source="own_images:SPLITS", test_split="test", image_size=8), seed=0)
+    assert splits.test is not None
+    assert splits.train.classes == splits.test.classes == ["x", "y", "z"]
+    np.testing.assert_array_equal(splits.train.labels, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "split", "missing"),
+    [("make", "held", "train"), ("SPLITS", "test", "test"), ("CLIENTS", "held", "train")],
+)
+def test_a_missing_split_is_named(mine: object, attribute: str, split: str, missing: str) -> None:
+    sentence = (
+        f"data.source = 'own_images:{attribute}' has no split '{missing}'; with data.test_split, give a dict "
+        f"with the keys 'train' and '{split}', or leave data.test_split out"
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
+        load_data(DataOptions(source=f"own_images:{attribute}", test_split=split), seed=0)
 
 
 def test_a_resumed_run_compares_the_code(mine: Callable[[str], Path], tmp_path: Path) -> None:

@@ -180,9 +180,10 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
             {"image": list(images), "label": range(4)}
         ),
         "^data is a Stream; give a dataset with a length": Stream(),
-        r"^data has the splits train, test; give one, such as data\['train'\], .* as test_data$": TableDict(
-            train=Table(), test=Table()
-        ),
+        (
+            r"^data has the splits train, test; give one, such as data\['train'\], and the test images "
+            "as test_data, or in a recipe set data.test_split$"
+        ): TableDict(train=Table(), test=Table()),
         r"^data\['north'\] has the splits train; .* such as data\['north'\]\['train'\], and": {
             "north": TableDict(train=Table())
         },

@@ -56,11 +56,14 @@ def give_data(source: Any, test: Any = None) -> Given:
     if test is None:
         content, listing = _read(train)
         return Given.named(train.name, content[:_DIGITS], (listing, None))
-    held = _Source("test_data", test)
-    content, listing = _read(train.named_as(held))
-    of_test, held_listing = _read(held.named_as(train))
+    (content, listing), (of_test, held_listing) = _read_both(train, _Source("test_data", test))
     both = hashlib.blake2b((content + of_test).encode(), digest_size=16).hexdigest()
     return Given.named(train.name, both[:_DIGITS], (listing, held_listing))
+
+
+def _read_both(train: _Source, test: _Source) -> tuple[tuple[str, Listing], tuple[str, Listing]]:
+    """Read training and test images; if only one of them names its classes, the names are those of both."""
+    return _read(train.named_as(test)), _read(test.named_as(train))
 
 
 def _read(source: _Source) -> tuple[str, Listing]:
@@ -112,13 +115,15 @@ def read_given(options: DataOptions) -> tuple[Listing, Listing | None]:
     return train, test
 
 
-def read_own(name: str) -> Listing:
+def read_own(options: DataOptions) -> tuple[Listing, Listing | None]:
     """Import and read the images of ``data.source``, ``module:attribute``, in the forms that `give_data` takes.
 
+    With ``data.test_split``, they are a dict from names of splits to these forms.
+
     Raises:
-        UserError: They cannot be imported, or are not images.
+        UserError: They cannot be imported, are not images, or lack a split.
     """
-    found, role = import_attribute(name, "data.source"), f"data.source = {name!r}"
+    found, role = import_attribute(options.source, "data.source"), f"data.source = {options.source!r}"
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         try:
             found = found()
@@ -126,7 +131,17 @@ def read_own(name: str) -> Listing:
             raise UserError(
                 f"{role} is called without arguments and fails: {describe_error(error)}"
             ) from error
-    return _read(_Source(role, found))[1]
+    if options.test_split is None:
+        return _read(_Source(role, found))[1], None
+    splits = options.train_split, options.test_split
+    for split in splits:
+        if not isinstance(found, Mapping) or split not in found:
+            raise UserError(
+                f"{role} has no split {split!r}; with data.test_split, give a dict with the keys "
+                f"{splits[0]!r} and {splits[1]!r}, or leave data.test_split out"
+            )
+    (_, train), (_, test) = _read_both(*(_Source(f"{role}[{split!r}]", found[split]) for split in splits))
+    return train, test
 
 
 class _Source:
@@ -152,7 +167,7 @@ class _Source:
         if {"train", "test"} <= set(clients):
             warnings.warn(
                 f"{role} has clients called 'train' and 'test'; if they are splits, give the test images as "
-                "test_data",
+                "test_data, or in a recipe set data.test_split",
                 stacklevel=4,
             )
         self.parts = [

@@ -79,7 +79,8 @@ class DataOptions(Options, section="data"):
             is searched for under the environment variable ``ATOLL_DATA``.
         hub_config: Configuration of a hub dataset that has several.
         train_split: Name of the training split.
-        test_split: Name of the test split; by default ``test``, or ``val`` if there is no ``test``.
+        test_split: Name of the test split; by default ``test``, or ``val`` if there is no ``test``. A dataset of
+            your code has splits only if this is set: it is then a dict from their names to the images.
         test_fraction: Share held out for testing if the source has no test split: stratified, and independent of
             the recipe's seed. 0 holds out nothing.
         validation_fraction: Share of the training images set aside for tuning: stratified, and drawn with the

@@ -117,7 +117,7 @@ def part_of(whose: str, source: Any) -> Part:
         one = f"{whose}[{next(iter(splits))!r}]"
         raise UserError(
             f"{whose} has the splits {', '.join(map(str, splits))}; give one, such as {one}, and the test images "
-            "as test_data"
+            "as test_data, or in a recipe set data.test_split"
         )
     if isinstance(source, type):
         raise UserError(f"{whose} is the class {source.__name__}; give an object of it, {source.__name__}(…)")

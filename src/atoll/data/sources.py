@@ -85,7 +85,7 @@ def read_listings(options: DataOptions, download: bool = True) -> tuple[Listing,
     if options.source == "synthetic":
         raise UserError("the images of data.source = 'synthetic' are made up; choose a source that has files")
     if is_own_data(options.source):
-        return read_own(options.source), None
+        return read_own(options)
     reader = _DOWNLOADS.get(options.source)
     return _READERS[options.source](options) if reader is None else reader(options, download)
 
