@@ -157,9 +157,11 @@ def test_what_is_declared_and_comes_in_later_rounds_is_listed():
 def test_secure_aggregation_says_what_goes_with_the_masked_sum(capsys):
     settings = ["method.aggregation=secure_sum", "train.bn_buffers=leave"]
     assert main(["egress", "digits-ssd", "--set", *settings]) == 0
-    assert "leaves masked, over Flower" in " ".join(capsys.readouterr().out.split())
+    assert "leaves: all of these only masked, over Flower: as one" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert main(["egress", "digits-ssd"]) == 0
-    assert "leaves masked" not in capsys.readouterr().out
+    assert "masked" not in capsys.readouterr().out
 
 
 def test_all_that_a_site_tells_of_itself_is_listed(capsys, tmp_path):

@@ -4,7 +4,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.private import PrivateFedAvg
+from atoll.aggregation.secure_sum import SecureSum
 from atoll.components.base import Aggregation, Component, Forward, NumberSpec, Objective, Optional, Term
 from atoll.core.errors import UserError
 from atoll.engines.federation import Federation
@@ -316,3 +318,10 @@ def test_rounds_without_training_are_kept_from_what_they_would_mislead(objective
     ):
         federation(*settings)
     federation(*settings, f"options.{objective}.gather=updates")
+
+
+def test_what_leaves_masked_is_said_to_leave_so():
+    """A report of secure aggregation listed the weights as if the server saw each client's."""
+    plain, masked = (Method(objective=SimCLR(), aggregation=rule) for rule in (FedAvg(), SecureSum()))
+    assert masked.egress[:-1] == plain.egress
+    assert masked.egress[-1].startswith("all of these only masked, over Flower")

@@ -61,6 +61,10 @@ class SecureSum(Aggregation):
     only_weights: ClassVar[bool] = True
     clips: ClassVar[bool] = True
     hides_updates: ClassVar[bool] = True
+    masking: ClassVar[str] = (
+        "all of these only masked, over Flower: as one term of the sites' sum; beside it, for each other "
+        "site, some hundred bytes of public keys, encrypted shares of secrets, and commitments"
+    )
     weights: Literal["samples", "batches", "uniform", "loss"] = "samples"
     divergence: Literal["none", "layers", "model"] = "none"
     clip: Positive = 100.0

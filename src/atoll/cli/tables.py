@@ -9,7 +9,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from atoll.aggregation.secure_sum import SecureSum
 from atoll.commands.egress import Egress, Item
 from atoll.commands.reproduce import RowCheck
 from atoll.core.config import describe
@@ -166,11 +165,6 @@ def egress_tables(egress: Egress, method: Method, width: int) -> Iterator[Table 
     lines = Table(show_edge=False, pad_edge=False, show_header=False)
     for sentence in method.egress:
         lines.add_row(f"leaves: {sentence}")
-    if isinstance(method.aggregation, SecureSum):
-        lines.add_row(
-            "leaves masked, over Flower: the weights and the loss, as one term of the sites' sum; beside it, for "
-            "each other site, some hundred bytes of public keys, encrypted shares of secrets, and commitments"
-        )
     lines.add_row(
         "leaves when the node enrols: a real site's name, the numbers of its training and held-out images, its "
         "class names, its version of Atoll, and its environment (processor, device, threads, libraries)"

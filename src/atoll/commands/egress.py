@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.aggregation.secure_sum import SecureSum
 from atoll.commands.noise import noise_pixels, stand_ins
 from atoll.components.base import ChoiceSpec, TensorSpec
 from atoll.components.declaration import Leaf, declared_leaves
@@ -255,7 +254,7 @@ def _tensor_item(
 def _why(method: Method, place: str, name: str) -> str:
     """Purpose of an entry, as its component describes it."""
     first, *rest = name.split(".")
-    if place == "up" and isinstance(method.aggregation, SecureSum):
+    if place == "up" and method.aggregation.masking:
         return "over Flower, only within the masked sum (32 bits a weight)"
     if first in ("parts", *(component.name for component in method.components)):
         owner = rest[0] if first == "parts" else first

@@ -126,6 +126,7 @@ class Aggregation(Component):
         keeps_updates: The fold may keep an update's weights after `add`, as a median does. If clients train in the
             networks of one process, these weights are therefore copied; a fold that uses them at once saves the
             copy.
+        masking: Description of how all that a client sends is hidden from the server, if it is.
     """
 
     whole_cohort: ClassVar[bool] = False
@@ -134,6 +135,7 @@ class Aggregation(Component):
     serverless: ClassVar[bool] = False
     hides_updates: ClassVar[bool] = False
     keeps_updates: ClassVar[bool] = True
+    masking: ClassVar[str] = ""
 
     def splits(self, component: Component) -> bool:
         """Return whether each client has its own slice of a component's state, because there is no server."""

@@ -131,7 +131,8 @@ class Method:
         if shared and self.share is not None:
             shared += f" that match {' or '.join(self.share)}"
         weights = [shared] if shared else []
-        return (*weights, *self.egress_beyond_weights)
+        masking = [self.aggregation.masking] if self.aggregation.masking else []
+        return (*weights, *self.egress_beyond_weights, *masking)
 
     @property
     def egress_beyond_weights(self) -> tuple[str, ...]:
