@@ -87,7 +87,8 @@ def section(record: dict[str, Any]) -> Html:
     alarm = warning(record)
     above = [tag("p", tag("strong", alarm.rstrip(":") + "."), class_="note")] if alarm else []
     below = bullets([without_folders(line) for line in remarks(record)[1 if alarm else 0 :]])
-    return join([*above, *_figure(record), table(record["title"], header, rows), below])
+    parts = [*above, *_figure(record), table(record["title"], header, rows), below]
+    return tag("section", join(parts), aria_label="Comparison")
 
 
 def _figure(record: dict[str, Any]) -> list[Html]:
