@@ -266,12 +266,12 @@ def test_a_run_stands_for_its_folder(run: atoll.Run) -> None:
 
 
 WRONG: dict[str, Callable[[atoll.Run], object]] = {
-    "^a run's folder is a int; give a path": lambda run: atoll.Run(5),  # type: ignore[arg-type]
+    "^a run's folder is an int; give a path": lambda run: atoll.Run(5),  # type: ignore[arg-type]
     "^a run's folder is a bytes; give a path": lambda run: atoll.simulate(tiny(), out=b"x"),  # type: ignore[arg-type]
-    "^the encoder's file is a NoneType; give a path": lambda run: atoll.load_encoder(None),  # type: ignore[arg-type]
+    "^the encoder's file is None; give a path": lambda run: atoll.load_encoder(None),  # type: ignore[arg-type]
     "^load_recipe reads .* not a dict; simulate takes a table": lambda run: atoll.load_recipe({}),  # type: ignore[arg-type]
     "^a recipe is a preset's name, .* not a list; name": lambda run: atoll.simulate([], data=7),  # type: ignore[arg-type]
-    "^a recipe is a preset's name, .* not a NoneType; name": lambda run: atoll.simulate(None, data=7),  # type: ignore[arg-type]
+    "^a recipe is a preset's name, .* not None; name": lambda run: atoll.simulate(None, data=7),  # type: ignore[arg-type]
     "^the format is None; known: huggingface, onnx": lambda run: run.export(None),  # type: ignore[arg-type]
     "^k is 2.5; it is a number of neighbours": lambda run: run.neighbours(np.zeros((8, 8), np.uint8), k=2.5),  # type: ignore[arg-type]
     "^k is '3'; it is a number of neighbours": lambda run: run.neighbours(np.zeros((8, 8), np.uint8), k="3"),  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def test_a_recipe_as_a_table_or_objects_and_nothing_else(tmp_path):
     second = atoll.simulate(tiny("train.rounds=1"), tmp_path / "objects")
     assert first.encoder_path.read_bytes() == second.encoder_path.read_bytes()
     assert atoll.load_recipe(first.recipe_path) == atoll.load_recipe(second.recipe_path)
-    with pytest.raises(UserError, match=r"a table or an atoll\.Recipe, not a object"):
+    with pytest.raises(UserError, match=r"a table or an atoll\.Recipe, not an object"):
         atoll.simulate(object(), tmp_path / "run")
 
 

@@ -64,7 +64,7 @@ def test_mistakes(folders: list[Path], tmp_path: Path) -> None:
         atoll.Runs(folders[0])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="at least one run"):
         atoll.Runs([])
-    with pytest.raises(UserError, match="a run is a int; give a path"):
+    with pytest.raises(UserError, match="a run is an int; give a path"):
         atoll.Runs([3])  # type: ignore[list-item]
     with pytest.raises(UserError, match="nothing"):
         atoll.Runs([*folders, tmp_path / "nothing"])

@@ -231,7 +231,7 @@ def test_a_resumed_run_compares_the_code(mine: Callable[[str], Path], tmp_path: 
 @pytest.mark.parametrize(
     ("attribute", "sentence"),
     [
-        ("FOUR", r"data.source = 'own_images:FOUR' is a int; give a dataset with a length"),
+        ("FOUR", r"data.source = 'own_images:FOUR' is an int; give a dataset with a length"),
         (
             "broken",
             r"'own_images:broken' is called without arguments and fails: ValueError: no disk \(.*py, line",

@@ -197,7 +197,7 @@ def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path) -> None:
             [0, 1, 2, 3],
         ],
         "^data holds several datasets; give a dict from clients' names to them$": [Torn(images, [0] * 4)] * 2,
-        "^data has a int as labels; give a list or an array, one for each image$": (images, 3),
+        "^data has an int as labels; give a list or an array, one for each image$": (images, 3),
         "^data has a dict as labels": (images, {3: "cat", 2: "cat", 1: "dog", 0: "dog"}),
         "^data has a set as labels": (images, {0, 1, 2, 3}),
         "^data has a Tensor as labels": (images, torch.tensor(3)),

@@ -127,14 +127,14 @@ def test_what_a_function_changes_or_draws_has_no_effect_on_others(
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (3, "is a int, not a function"),
+        (3, "is an int, not a function"),
         (lambda found: found.nothing, "fails: AttributeError.*nothing"),
         (lambda found: 0.5, "returns 0.5; it must return a dict"),
         (lambda found: {}, "returns {}; it must return a dict"),
         (lambda found: {"a b": 0.5}, "names a result 'a b'"),
         (lambda found: {3: 0.5}, "names a result 3"),
         (lambda found: {"x": torch.zeros(3)}, "returns a list as x"),
-        (lambda found: {"x": None}, "returns a NoneType as x"),
+        (lambda found: {"x": None}, "returns None as x"),
         (lambda found: {"x": float("nan")}, "returns nan as x"),
         (lambda found: {"accuracy": 93.5}, r"93.5 as accuracy; an accuracy is a number in \[0, 1\]"),
         (lambda found: {"accuracy": "high"}, "'high' as accuracy"),

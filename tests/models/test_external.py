@@ -336,7 +336,7 @@ def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
         (f"{HERE}Extra", "'_extra_state' of its state is no tensor"),
         (
             f"{HERE}not_a_module",
-            "returns a int; it must be a class or function that returns a torch.nn.Module",
+            "returns an int; it must be a class or function that returns a torch.nn.Module",
         ),
         (f"{HERE}Unbegun", r"Unbegun is no module yet; call super\(\).__init__\(\)"),
         (f"{HERE}breaks", "cannot be built: KeyError: 'weights.bin'"),
@@ -352,7 +352,7 @@ def test_mistakes_get_one_sentence(name, sentence, monkeypatch):
 def test_images_that_a_module_cannot_process_get_one_sentence():
     with pytest.raises(UserError, match=r"cannot process images of shape \(1, 2, 2\).*change data.channels"):
         build(f"{HERE}Net", channels=1, size=2)
-    with pytest.raises(UserError, match=r"encoder is a int; give a torch\.nn\.Module"):
+    with pytest.raises(UserError, match=r"encoder is an int; give a torch\.nn\.Module"):
         give_encoder(3, 1, 16)
     with pytest.raises(
         UserError, match=r"encoder is a str; name 'timm:vit' in the recipe, as model\.encoder, or"

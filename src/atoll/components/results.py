@@ -11,6 +11,7 @@ from atoll.components.axes import Aggregation
 from atoll.components.component import Component
 from atoll.components.messages import Models
 from atoll.core.errors import UserError
+from atoll.core.text import type_words
 
 T = TypeVar("T")
 
@@ -66,4 +67,4 @@ def in_words(value: object) -> str:
     """Describe a value in an error message, with its article."""
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)} of {value.dtype}"
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    return "nothing" if value is None else type_words(value)

@@ -18,6 +18,7 @@ from typing import IO
 from atoll.core.digests import checksum
 from atoll.core.errors import UserError
 from atoll.core.locks import lock
+from atoll.core.text import type_words
 
 SECONDS_UNTIL_LOCKED = 60  # a writer creates its temporary file, then locks it
 _SYNC_THREADS = 16
@@ -47,7 +48,7 @@ def to_path(value: object, what: str) -> Path:
         UserError: It is something else.
     """
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
-        raise UserError(f"{what} is a {type(value).__name__}; give a path, as a text or a pathlib.Path")
+        raise UserError(f"{what} is {type_words(value)}; give a path, as a text or a pathlib.Path")
     return Path(value)
 
 

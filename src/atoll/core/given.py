@@ -8,6 +8,7 @@ from typing import Any
 import cloudpickle
 
 from atoll.core.errors import UserError
+from atoll.core.text import type_words
 
 PREFIX = "object:"
 
@@ -54,7 +55,7 @@ def value_of(name: str | None) -> Any:
 def not_given(role: str, found: Any, key: str, expected: str) -> UserError:
     """Make the error for an unsuitable object, such as a name, which belongs in the recipe under ``key``."""
     name = f"name {found!r} in the recipe, as {key}, or " if isinstance(found, str) else ""
-    return UserError(f"{role} is a {type(found).__name__}; {name}give {expected}")
+    return UserError(f"{role} is {type_words(found)}; {name}give {expected}")
 
 
 def names_code(name: str) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.text import type_words
 
 # Folders for names; None for the working folder. Like Python's own path, they belong to the process.
 _folders: dict[str, tuple[Path, ...] | None] = {}
@@ -128,7 +129,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
     """
     found: Callable[..., Any] = import_attribute(name, what)
     if not callable(found):
-        raise UserError(f"{what} {name!r} is a {type(found).__name__}, not a function")
+        raise UserError(f"{what} {name!r} is {type_words(found)}, not a function")
     return found
 
 

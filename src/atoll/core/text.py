@@ -63,6 +63,18 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def type_words(value: object) -> str:
+    """Name a value's type with its article.
+
+    Example:
+        >>> from atoll.core.text import type_words
+        >>> type_words(3), type_words("cat"), type_words(None)
+        ('an int', 'a str', 'None')
+    """
+    name = type(value).__name__
+    return "None" if value is None else f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
+
+
 def first_line(error: BaseException | None) -> str:
     r"""First line of another library's error message, for use in a sentence; the error's type if it is empty.
 

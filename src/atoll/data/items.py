@@ -12,6 +12,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from atoll.core.errors import UserError
+from atoll.core.text import type_words
 from atoll.data.decode import Encoded
 
 _CHANNELS = (1, 3, 4)  # of images that Pillow opens
@@ -32,11 +33,7 @@ def to_image(value: Any) -> Encoded:
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if not isinstance(value, np.ndarray) or value.ndim not in (2, 3):
-        found = (
-            f"an array of shape {value.shape}"
-            if isinstance(value, np.ndarray)
-            else f"a {type(value).__name__}"
-        )
+        found = f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else type_words(value)
         opened = " (PIL.Image.open reads a file)" if isinstance(value, str | PathLike) else ""
         raise UserError(
             f"its image is {found}; give Pillow's images{opened}, or arrays (H, W), (H, W, C) or (C, H, W)"
@@ -89,7 +86,7 @@ def to_label(label: Any) -> Any:
         plain = int(plain)
     if plain is not None and not isinstance(plain, int | float | str):
         raise UserError(
-            f"its label is a {type(label).__name__}; give one number or text for each "
+            f"its label is {type_words(label)}; give one number or text for each "
             "image, or leave the labels out"
         )
     return plain

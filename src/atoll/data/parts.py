@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atoll.core.errors import UserError
 from atoll.core.imports import describe_error
+from atoll.core.text import type_words
 from atoll.data.decode import Encoded
 from atoll.data.items import to_image, to_label
 
@@ -95,7 +96,7 @@ def part_of(whose: str, source: Any) -> Part:
         unordered = isinstance(labels, Mapping | Set | str) or getattr(labels, "shape", None) == ()
         if unordered or not isinstance(labels, Iterable):
             raise UserError(
-                f"{whose} has a {type(labels).__name__} as labels; give a list or an array, one for each image"
+                f"{whose} has {type_words(labels)} as labels; give a list or an array, one for each image"
             )
         labels = list(labels)  # a pandas Series is indexed by its index's values, not by position
         if len(images) != len(labels):
@@ -123,12 +124,12 @@ def part_of(whose: str, source: Any) -> Part:
         raise UserError(f"{whose} is the class {source.__name__}; give an object of it, {source.__name__}(…)")
     if hasattr(source, "iloc"):  # of a DataFrame, an item is a column
         raise UserError(
-            f"{whose} is a {type(source).__name__}; give its rows as a list of images and labels, "
+            f"{whose} is {type_words(source)}; give its rows as a list of images and labels, "
             "list(zip(frame[…], frame[…])), or the path of a CSV file in the recipe"
         )
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise UserError(
-            f"{whose} is a {type(source).__name__}; give a dataset with a length and items (image, label), an "
+            f"{whose} is {type_words(source)}; give a dataset with a length and items (image, label), an "
             "array of images, (images, labels), or a dict of these by client"
         )
     if hasattr(source, "column_names") and hasattr(source, "features"):

@@ -15,6 +15,7 @@ from atoll.components.training import learning_rate, make_optimizer
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
+from atoll.core.text import type_words
 from atoll.core.tree import Weights, checked, clone
 from atoll.data.batch import part_sizes
 from atoll.data.client_data import VIEW_NAMES
@@ -207,7 +208,7 @@ class Client:
             loss = component.loss(context, batch, passes)
             if not isinstance(loss, Tensor):
                 raise UserError(
-                    f"the loss of {component.name!r} is a {type(loss).__name__}; return a tensor of torch's"
+                    f"the loss of {component.name!r} is {type_words(loss)}; return a tensor of torch's"
                 )
             if loss.dim():
                 raise UserError(

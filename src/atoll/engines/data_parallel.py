@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from atoll.components.messages import ClientState, Message, Update
 from atoll.core.errors import RunError, UserError
+from atoll.core.text import type_words
 from atoll.core.tree import Tree
 from atoll.data.batch import ClientData
 from atoll.engines.client import Client, train_client
@@ -43,7 +44,7 @@ class Ranks:
         for name, layer in norm_layers(encoder).items():
             if type(layer) not in _SHARED:
                 raise UserError(
-                    f"the encoder's layer {name} is a {type(layer).__name__}; only BatchNorm1d and "
+                    f"the encoder's layer {name} is {type_words(layer)}; only BatchNorm1d and "
                     "BatchNorm2d can be shared by several processes"
                 )
             layer.__class__ = _SHARED[type(layer)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from atoll.core.errors import UserError
 from atoll.core.imports import describe_error, import_function
 from atoll.core.process_state import seeded_streams
-from atoll.core.text import one_line
+from atoll.core.text import one_line, type_words
 from atoll.data.images import ImageSet
 
 LONGEST_NAME = 100  # of a number in the results of a protocol
@@ -95,7 +95,7 @@ def _value(value: Any, key: str, name: str) -> bool | float | int | str:
         value = value.tolist()  # a number, if there are no dimensions
     if not isinstance(value, bool | int | float | str):
         raise UserError(
-            f"protocol {name!r} returns a {type(value).__name__} as {key}; results are numbers and texts"
+            f"protocol {name!r} returns {type_words(value)} as {key}; results are numbers and texts"
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"protocol {name!r} returns {value} as {key}; leave out what cannot be measured")

@@ -18,6 +18,7 @@ from atoll.components.base import Aggregation, Component, Merge, Objective, Repl
 from atoll.core.config import build, describe
 from atoll.core.errors import UserError
 from atoll.core.imports import import_attribute
+from atoll.core.text import type_words
 from atoll.methods import (
     calibre,
     dcco,
@@ -264,8 +265,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
     if isinstance(method, Objective):
         method = Method(objective=method, title=chosen.name)
     if not isinstance(method, Method):
-        kind = type(method).__name__
-        raise UserError(f"method {chosen.name!r} is a {kind}, not an atoll Method or Objective")
+        raise UserError(f"method {chosen.name!r} is {type_words(method)}, not an atoll Method or Objective")
     used: set[str] = set()
 
     def component(name: str | None, default: Any, known: Mapping[str, Any], kind: type[Component]) -> Any:
@@ -275,7 +275,7 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         if isinstance(made, type) and issubclass(made, Component):
             made = _made(made, name, what)
         if not isinstance(made, kind):
-            given = f"{what} {name or chosen.name!r} is a {type(made).__name__}"
+            given = f"{what} {name or chosen.name!r} is {type_words(made)}"
             raise UserError(f"{given}, not an atoll {kind.__name__}")
         _check_name(made, used)
         used.add(made.name)

@@ -22,7 +22,7 @@ from atoll.core.fingerprint import fingerprint
 from atoll.core.given import PREFIX, Given, not_given
 from atoll.core.imports import import_attribute
 from atoll.core.process_state import seeded_streams, streams_kept
-from atoll.core.text import first_line, plural
+from atoll.core.text import first_line, plural, type_words
 from atoll.models.encoder import Encoder, represent_black
 from atoll.models.libraries import (
     HUGGING_FACE,
@@ -71,7 +71,7 @@ class ExternalEncoder(Encoder):
         if isinstance(h, Tensor) and h.ndim == 2 and h.is_floating_point():
             return h
         kind = str(h.dtype).removeprefix("torch.") if isinstance(h, Tensor) else ""
-        found = f"a {kind} tensor of shape {tuple(h.shape)}" if kind else f"a {type(h).__name__}"
+        found = f"a {kind} tensor of shape {tuple(h.shape)}" if kind else type_words(h)
         raise UserError(
             f"model.encoder = {self._name!r} returns {found} for {len(images)} image{'s' * (len(images) != 1)} in "
             f"{'train' if self.training else 'eval'} mode, and must return a row of floats for each, of shape "
@@ -222,7 +222,7 @@ def make_module(source: nn.Module | Factory, name: str, channels: int, size: int
         ) from error
     if not isinstance(made, nn.Module):
         raise UserError(
-            f"model.encoder = {name!r} returns a {type(made).__name__}; it must be a class or function that "
+            f"model.encoder = {name!r} returns {type_words(made)}; it must be a class or function that "
             "returns a torch.nn.Module"
         )
     _check_parts(made, name)

@@ -18,7 +18,7 @@ from atoll.core.given import names_code, value_of
 from atoll.core.imports import search
 from atoll.core.run_folder import Run
 from atoll.core.run_names import check_name
-from atoll.core.text import clean
+from atoll.core.text import clean, type_words
 from atoll.data.options import DataOptions, PartitionOptions, is_own_data
 from atoll.data.shifts.options import ShiftOptions
 from atoll.data.views.options import ViewOptions
@@ -174,9 +174,9 @@ def load_recipe(recipe: str | Path, settings: Sequence[str] = (), own_code: bool
         ('SSD', 50, 1)
     """
     if not isinstance(recipe, str | Path):
-        kind = type(recipe).__name__
         raise UserError(
-            f"load_recipe reads a preset's name or a TOML file, not a {kind}; simulate takes a table, too"
+            f"load_recipe reads a preset's name or a TOML file, not {type_words(recipe)}; simulate takes a table, "
+            "too"
         )
     table = read_table(recipe, settings)
     _search(table, settings, recipe_folders(recipe))
@@ -216,7 +216,7 @@ def check_kind(recipe: object) -> None:
     """
     if not isinstance(recipe, Recipe | Mapping | str | Path):
         raise UserError(
-            f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not a {type(recipe).__name__}; "
+            f"a recipe is a preset's name, a TOML file, a table or an atoll.Recipe, not {type_words(recipe)}; "
             "name user-defined components in it as module:attribute"
         )
 

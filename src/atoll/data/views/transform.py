@@ -15,6 +15,7 @@ from atoll.core.fingerprint import fingerprint
 from atoll.core.given import Given, names_code, not_given
 from atoll.core.imports import describe_error, import_function
 from atoll.core.process_state import seed_streams, streams_kept
+from atoll.core.text import type_words
 
 _SEEDS = 2**32  # numpy takes no larger seed
 
@@ -126,4 +127,4 @@ class Transform:
 def _words(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
+    return type_words(value)
