@@ -75,6 +75,7 @@ ABOUT_MORE = {
     "methods/test_hook_results.py": "what components' hooks return",
     "methods/test_ldawa_fold.py": "the slow reference of L-DAWA's aggregation",
     "methods/test_resume.py": "every method that keeps client state",
+    "papers/test_partitions.py": "the partition of every row of the papers' tables and figures",
     "report/test_browser.py": "the page in a browser",
     "report/test_palette.py": "the page's colours",
     "test_architecture.py": "the layout",
