@@ -1,4 +1,4 @@
-"""Every row of every table and figure can draw its partition at every scale."""
+"""Every row of every table and figure can draw its partition and build its networks, at every scale."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.options import DataOptions, PartitionOptions
 from atoll.data.partition.make import partition_images
 from atoll.data.partition.partition import Partition
+from atoll.data.sources import Splits
+from atoll.engines.federation import Federation
+from atoll.papers.figures import figure_of
 from atoll.papers.rows import Row, make_rows
 from atoll.papers.scales import scale_names
 from atoll.papers.tables import figure_names, load_table, table_names
+from atoll.recipe.prerequisites import prerequisite_recipes
 
 NAMES = [*table_names(), *figure_names()]
 SETS = {  # training images and classes (of amazon-packages, clients); all classes as large as each other
@@ -79,3 +83,52 @@ def test_every_row_draws_its_partition(name: str) -> None:
                 mean = len(blank(recipe.data)) / recipe.partition.clients
                 assert EVEN[0] * mean <= min(partition.sizes), where
                 assert max(partition.sizes) <= EVEN[1] * mean, where
+
+
+def build(row: Row) -> Federation:
+    """Build the federation of a row and of the runs that its method needs first."""
+    recipe = row.recipe
+    for other in prerequisite_recipes(recipe).values():
+        Federation(other, Splits(blank(other.data)))
+    partition = draw(recipe.data, recipe.partition, recipe.seed)
+    return Federation(recipe, Splits(blank(recipe.data), blank(recipe.data)), partition)
+
+
+@pytest.mark.parametrize("name", ["dec-ssl-2-top", "dec-ssl-fig-5", "dec-ssl-fig-9", "dec-ssl-fig-16"])
+def test_featarc_builds_at_every_scale(name: str) -> None:
+    """Its regulariser compares representations with embeddings, whose widths a scale changes."""
+    built = set()
+    for where, row in rows(name):
+        kind = (row.recipe.method.name, where.partition(" at ")[2])
+        if kind not in built and "featarc" in str(row.recipe.method.name):
+            build(row)
+            built.add(kind)
+    assert len(built) == 3 * (3 if name == "dec-ssl-fig-5" else 1)
+
+
+def test_a_map_shows_models_that_the_runs_of_its_rows_keep() -> None:
+    shown = set()
+    for name in figure_names():
+        figure = figure_of(load_table(name)[0])
+        maps = [panel for panel in figure.panels if panel.kind == "map"] if figure else []
+        every = make_rows(load_table(name)[0], scale="test") if maps else []
+        for panel in maps:
+            for row in panel.choose(every):
+                federation = build(row)
+                method, setting = row.recipe.composed, federation.setting
+                state = method.init(setting, federation.initial_weights())
+                models = method.deploy(state).models
+                kept = {"global"} if len(models) == 1 else {f"global-{one}" for one in models}
+                if -1 in row.recipe.train.keep_local_models:
+                    kept |= {f"client-{client}" for client in range(setting.num_clients)}
+                assert set(panel.models) <= kept, (name, row.name)
+                shown.add((name, row.name))
+        assert {row for figure, row in shown if figure == name} == {row.name for row in every}
+    assert ("dec-ssl-fig-9", "featarc") in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_builds(name: str) -> None:
+    for _, row in rows(name):
+        build(row)
