@@ -1,5 +1,7 @@
 """The figures' files: each builds at each scale, and its panels name what the file has."""
 
+from fnmatch import fnmatchcase
+
 import pytest
 
 from atoll.core.errors import UserError
@@ -32,6 +34,58 @@ def test_a_figure_builds_at_every_scale_and_each_panel_shows_rows(name):
 def test_every_measured_figure_of_the_papers_has_a_file():
     measured = {name for name, about in listed().items() if "-fig-" in name and not about.get("why")}
     assert measured == set(figure_names())
+
+
+# What the captions of Dec-SSL's panels say: clients, local epochs, and α, β or ρ where they are fixed.
+CAPTIONS = {
+    "2": {"*-features-*": {"K": 5, "E": 50}, "*-alpha-*": {"K": 5, "E": 50}},
+    "4": {"*-commb-*": {"K": 5, "rho": 1, "beta": 0.1}, "*-partb-*": {"K": 20, "E": 5, "beta": 0.1}},
+    "5": {"*-comm-*": {"K": 5, "rho": 1, "alpha": 0.02}, "*-alpha-*": {"K": 5, "E": 5, "rho": 1}},
+    "6": {
+        "*-alpha50-*": {"K": 5, "E": 50, "rho": 1},
+        "*-beta-*": {"K": 5, "E": 5, "rho": 1},
+        "*-comm-*": {"K": 5, "rho": 1, "alpha": 0.02},
+        "*-part-*": {"K": 20, "E": 5, "alpha": 0.02},
+    },
+    "7": {"*-alpha-*": {"K": 5, "E": 5, "rho": 1}, "*-comm-*": {"K": 5, "rho": 1, "alpha": 0.02}},
+    "8": {
+        "*-comm-*": {"K": 5, "rho": 1, "alpha": 0.02},
+        "*-lowpart-*": {"K": 20, "E": 50, "alpha": 0.02},
+        "*-cifar100-*": {"K": 5, "rho": 1, "beta": 0.1},
+        "*-tiny-*": {"K": 5, "rho": 1, "beta": 0.1},
+        "*-alpha-*": {"K": 5, "E": 5, "rho": 1},
+        "*-beta-*": {"K": 5, "E": 5, "rho": 1},
+    },
+    "9": {"*": {"K": 5, "E": 50, "alpha": 0.1}},
+    "12": {
+        "*-star-*": {"K": 10, "E": 50, "rho": 1},
+        "*-cycle-*": {"K": 10, "E": 50, "rho": 1},
+        "*-tree-*": {"K": 20, "E": 50, "rho": 1},
+        "*-random-*": {"K": 20, "E": 50, "rho": 1},
+    },
+    "13": {"*-oneclass": {"K": 10, "E": 50, "rho": 1, "beta": 0}},
+    "15": {"*-wide-*": {"K": 100, "E": 50, "beta": 0.1}, "*-widealpha-*": {"K": 100, "E": 50, "rho": 0.2}},
+    "16": {"*": {"K": 5, "E": 50, "rho": 1}},
+}
+
+
+@pytest.mark.parametrize("number", CAPTIONS)
+def test_rows_of_dec_ssl_have_the_settings_of_their_captions(number):
+    rows = find_table(f"dec-ssl-fig-{number}").rows
+    for pattern, said in CAPTIONS[number].items():
+        chosen = [row for row in rows if fnmatchcase(row.name, pattern)]
+        assert chosen
+        for row in chosen:
+            partition, train = row.recipe.partition, row.recipe.train
+            found = {"K": partition.clients, "E": train.epochs, "rho": train.participation}
+            found |= {"dirichlet": {"alpha": partition.alpha}, "skew": {"beta": partition.beta}}[
+                partition.kind
+            ]
+            assert {key: found[key] for key in said} == said, row.name
+
+
+def test_a_figure_of_partitions_has_no_note_of_training():
+    assert find_table("dec-ssl-fig-17").notes() == []
 
 
 def table(**figure):
