@@ -91,6 +91,23 @@ def test_every_result_at_a_scale_says_that_it_is_not_the_papers(
         assert row.paper == next(one.recipe for one in paper.rows if one.name == row.name)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("l-dawa", "ssd"))])
+def test_a_warm_up_ends_before_the_run_at_every_scale(name: str) -> None:
+    for scale in scale_names(load_table(name)[0]):
+        for row in find_table(name, scale=scale).rows:
+            warm_up = getattr(row.recipe.composed.aggregation, "warmup_rounds", 0)
+            assert ("dawa" in row.recipe.composed.aggregation.name) == (warm_up > 0), row.name
+            assert warm_up < row.recipe.train.rounds, (row.name, scale)
+
+
+@pytest.mark.parametrize("name", ["fedca-1", "fedca-fig-4", "fedca-fig-5"])
+@pytest.mark.parametrize("scale", ["cpu", "test"])
+def test_rows_of_a_scale_align_to_the_same_small_images(name: str, scale: str) -> None:
+    options = [row.recipe.options.get("fedca_alignment") for row in find_table(name, scale=scale).rows]
+    sources = {str(one["data"]["path"]) for one in options if one}
+    assert sources == {"tiny-imagenet"}
+
+
 @pytest.mark.parametrize("cap", ["model.encoder = 5", "train.keep_local_models = 5", "data.image_size = 'x'"])
 def test_a_maximum_of_what_is_no_number_is_refused(tmp_path: Path, cap: str) -> None:
     (tmp_path / "mine.toml").write_text(f"{TABLE}scale.cpu.at_most.{cap}\n")
