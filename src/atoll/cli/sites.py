@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from atoll.cli.arguments import Commands, add_log, add_settings, path_of
 from atoll.cli.unknown import add_run_code, unknown_recipe
 from atoll.core.errors import UserError
+from atoll.core.imports import python_files
 
 if TYPE_CHECKING:
     from atoll.recipe.recipe import Recipe
@@ -72,7 +73,8 @@ def _init(options: argparse.Namespace) -> int:
         start = write_app(
             options.folder, recipe, options.sites, options.out, options.images, options.keys, options.log
         )
-    print(f"app: {options.folder}\nrun it: {start}")  # noqa: T201
+    sent = "".join(f"code: {options.folder / name}\n" for name in python_files(recipe.own_code))
+    print(f"app: {options.folder}\n{sent}run it: {start}")  # noqa: T201
     return 0
 
 

@@ -31,6 +31,32 @@ def test_the_app_holds_the_complete_recipe_and_no_code(tmp_path):
     assert app["project"]["dependencies"] == []  # Flower would install them, from wherever
 
 
+def test_the_app_holds_the_code_beside_the_recipe(tmp_path, monkeypatch, capsys):
+    """It was left to the user, whose run then failed at every site."""
+    here = tmp_path / "here"
+    (here / "mine").mkdir(parents=True)
+    files = {"one.py": "METHOD = 3\n", "mine/__init__.py": "", "mine/views.py": "def crop(image): ..."}
+    for name, text in {**files, "other.py": "", "mine/notes.txt": ""}.items():
+        (here / name).write_text(text)
+    recipe = here / "own.toml"
+    recipe.write_text('base = "digits"\nmethod.name = "one:METHOD"\nviews.transform = "mine.views:crop"\n')
+    monkeypatch.chdir(tmp_path)
+    assert main(["federate", "init", "app", "--recipe", str(recipe), "--sites", "2"]) == 0
+    app = tmp_path / "app"
+    written = {str(file.relative_to(app)): file for file in app.rglob("*") if file.is_file()}
+    assert written.keys() == {"pyproject.toml", "recipe.toml", *files}
+    assert {name: written[name].read_text() for name in files} == files
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith("code: ")] == [f"code: app/{name}" for name in files]
+    assert main(["federate", "init", str(here), "--recipe", str(recipe), "--sites", "2"]) == 0
+    (tmp_path / "next").mkdir()
+    (tmp_path / "next" / "one.py").write_text("another")
+    capsys.readouterr()
+    assert main(["federate", "init", "next", "--recipe", str(recipe), "--sites", "2"]) == 2
+    assert "next already contains a one.py; choose another folder" in capsys.readouterr().err
+    assert not (tmp_path / "next" / "recipe.toml").exists()
+
+
 def test_flower_accepts_the_app(tmp_path):
     from flwr.cli.config_utils import load_and_validate
 

@@ -1,6 +1,6 @@
-"""Template of a Flower app: a folder with a ``pyproject.toml`` and the recipe, without code.
+"""Template of a Flower app: a folder with a ``pyproject.toml``, the recipe, and the user's code that this names.
 
-The ServerApp and the ClientApp that it names are part of Atoll (`atoll.engines.flower`).
+The ServerApp and the ClientApp are part of Atoll (`atoll.engines.flower`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tomli_w
 from atoll.core.config import describe
 from atoll.core.errors import UserError
 from atoll.core.files import write_whole
+from atoll.core.imports import python_files
 from atoll.core.run_names import default_folder
 from atoll.engines.flower import require_flower
 from atoll.engines.flower.app_options import FlowerOptions
@@ -52,7 +53,9 @@ def write_app(
         UserError: Flower is not installed, the folder already contains an app, or ``keys`` binds fewer sites.
     """
     require_flower()
-    for name in (APP, RECIPE):
+    own = python_files(recipe.own_code)
+    code = {name: file for name, file in own.items() if (folder / name).resolve() != file}
+    for name in map(Path, (APP, RECIPE, *code)):
         if (folder / name).exists():
             raise UserError(f"{folder} already contains a {name}; choose another folder, or remove it")
     if out is not None and out.resolve().is_relative_to(folder.resolve()):
@@ -93,6 +96,8 @@ def write_app(
             }
         },
     }
+    for name, file in code.items():
+        write_whole(folder / name, file.read_bytes())
     write_whole(folder / RECIPE, text.encode())
     write_whole(folder / APP, tomli_w.dumps(app).encode())
     known = {"natural": "CLIENTS", "centralised": 1}
