@@ -57,6 +57,28 @@ def test_the_divergence_is_the_mean_distance_of_the_encoders_kernels(trained):
     assert kept["parts"]["fedu"]["divergence"] == pytest.approx(sum(distances) / len(distances), rel=1e-5)
 
 
+def test_the_predictor_is_kept_from_the_threshold_on(trained):
+    divergence = trained[2]["parts"]["fedu"]["divergence"]
+    start = second_start(trained, f"options.fedu.threshold={divergence!r}")
+    assert same(of_head(start, "predictor"), of_head(trained[1]["weights"], "predictor"))
+
+
+def test_the_numbers_of_a_drift():
+    """The kernel moves by 3, the matrix by ‖(3, 4)‖ = 5; biases do not count, nor what is skipped or not shared."""
+    layers = {"conv": torch.nn.Conv2d(1, 1, 1), "linear": torch.nn.Linear(2, 1), "own": torch.nn.Linear(2, 2)}
+    encoder = torch.nn.ModuleDict(layers)
+    before = {f"encoder.{name}": weight.detach().clone() for name, weight in encoder.named_parameters()}
+    del before["encoder.own.weight"], before["encoder.own.bias"]
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            weight.add_(9.0)
+        encoder["conv"].weight.add_(-6.0)
+        encoder["linear"].weight.add_(torch.tensor([[-6.0, -5.0]]))
+    assert drift(encoder, before) == pytest.approx(4.0)
+    assert drift(encoder, before, ("conv", "absent")) == pytest.approx(5.0)
+    assert drift(encoder, {}) == 0.0
+
+
 def test_the_released_code_leaves_out_shortcuts():
     rounds = Rounds(*FEDU)
     rounds.train(0)
@@ -65,6 +87,20 @@ def test_the_released_code_leaves_out_shortcuts():
     assert any("downsample" in name for name in names)
     encoder = context.networks["encoder"]
     assert drift(encoder, context.received) != drift(encoder, context.received, ("downsample",))
+
+
+def test_skipped_weights_do_not_count_in_what_a_client_keeps():
+    start = Rounds(*FEDU).start(0)
+    update, kept = Rounds(*FEDU, "options.fedu.skip=['downsample', 'conv2']").train(0)
+    distances = [
+        float((update["weights"][name].double() - value.double()).square().sum()) ** 0.5
+        for name, value in start.items()
+        if name.startswith("encoder.")
+        and value.ndim == 4
+        and "downsample" not in name
+        and "conv2" not in name
+    ]
+    assert kept["parts"]["fedu"]["divergence"] == pytest.approx(sum(distances) / len(distances), rel=1e-5)
 
 
 def test_the_target_stays_the_clients_own(trained):
