@@ -29,6 +29,8 @@ def test_mu_is_the_scaled_divergence_and_at_most_one(trained):
     rounds, scope, kept = trained
     downloaded = rounds.server.state["models"]["global"]
     parameters = kept["parts"]["fedema"]["parameters"]
+    # All trained weights: those of the encoder, the projector and the predictor.
+    assert parameters.keys() == dict(rounds.federation.networks.named_parameters()).keys()
     # d = 0.5 at first and τ = 0.7 give λ = 1.4; then d = 0.25 gives μ = 0.35.
     start = rounds.start(0, 2, with_state(kept, scaler=1.4, divergence=0.25))
     for name, value in start.items():
@@ -70,6 +72,30 @@ def test_the_divergence_is_measured_from_the_mixture_with_which_training_began(t
     assert again["parts"]["fedema"]["divergence"] == pytest.approx(sum(distances) / len(distances), rel=1e-5)
 
 
+def test_skipped_weights_do_not_count_in_the_divergence():
+    rounds = Rounds(*FEDEMA, "options.fedema.skip=['downsample', 'conv2']")
+    start = rounds.start(0)
+    update, kept = rounds.train(0)
+    distances = [
+        float((update["weights"][name].double() - value.double()).square().sum()) ** 0.5
+        for name, value in start.items()
+        if name.startswith("encoder.")
+        and value.ndim >= 2
+        and "downsample" not in name
+        and "conv2" not in name
+    ]
+    assert kept["parts"]["fedema"]["divergence"] == pytest.approx(sum(distances) / len(distances), rel=1e-5)
+
+
+def test_a_client_does_not_keep_frozen_weights():
+    rounds = Rounds(*FEDEMA, "model.freeze=['encoder.conv1.*']")
+    names = dict(rounds.federation.networks.named_parameters()).keys()
+    _, kept = rounds.train(0)
+    assert names - kept["parts"]["fedema"]["parameters"].keys() == {
+        name for name in names if name.startswith("encoder.conv1.")
+    }
+
+
 def test_a_client_that_missed_a_round_starts_online_and_target_anew(trained):
     rounds, _, kept = trained
     downloaded = rounds.server.state["models"]["global"]
@@ -85,7 +111,7 @@ def test_a_client_that_did_not_move_measures_again(trained):
     rounds, _, _ = trained
     message = {**rounds.message(0, 1), "epochs": 0}
     _, kept = rounds.train(0, message=message)
-    assert kept["parts"]["fedema"]["scaler"] == 0
+    assert kept["parts"]["fedema"]["scaler"] == kept["parts"]["fedema"]["divergence"] == 0
     _, kept = rounds.train(0, 2, kept)
     assert kept["parts"]["fedema"]["scaler"] > 0
 
