@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+from collections.abc import Callable, Collection
 from functools import cache
 
+import pytest
 import torch
 
 from atoll.components.base import Batch
@@ -72,3 +74,30 @@ class Steps:
         loss.backward()
         self.client.optimizer.step()
         self.client.after_step()
+
+
+def check_gradient(
+    networks: torch.nn.ModuleDict, loss: torch.Tensor, oracle: Callable[[torch.nn.ModuleDict], float]
+) -> None:
+    """Compare a step's gradient with the slope of an oracle along random directions, by differences in float64.
+
+    Args:
+        networks: the networks of the step.
+        loss: its loss.
+        oracle: the same loss, of networks in float64.
+    """
+    draws, width = torch.Generator().manual_seed(0), 1e-7
+    weights = [weight for weight in networks.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    for _ in range(2):
+        directions = [torch.randn(weight.shape, generator=draws, dtype=torch.float64) for weight in weights]
+        slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
+        ends = []
+        for sign in (1, -1):
+            moved = copy.deepcopy(networks).double()
+            with torch.no_grad():
+                trained = [weight for weight in moved.parameters() if weight.requires_grad]
+                for weight, direction in zip(trained, directions, strict=True):
+                    weight += sign * width * direction
+            ends.append(oracle(moved))
+        assert slope == pytest.approx((ends[0] - ends[1]) / (2 * width), rel=1e-3)
