@@ -8,14 +8,15 @@ from atoll.core.errors import UserError
 from atoll.core.tree import clone
 from atoll.methods.featarc import ClusterFold, FeatARC
 from atoll.methods.fedbn import norm_names
-from tests.functional.oracles import mean_cosine
+from tests.functional.oracles import mean_cosine, nt_xent
 from tests.harness import run_tiny
 from tests.rounds import Rounds
-from tests.steps import Steps, federation
+from tests.steps import Steps, check_gradient, federation
 from tests.trees import same
 
 FEATARC = ("method.name=featarc_cluster",)
 ONE = "options.featarc.clusters=1"
+UNEQUAL = "partition.kind=dirichlet"  # clients have different numbers of images
 
 
 def encoder_of(weights):
@@ -30,14 +31,16 @@ def encoder_of(weights):
     ],
 )
 def test_one_cluster_without_alignment_is_fedavg(tmp_path, settings):
-    ours = run_tiny(tmp_path / "ours", *settings)
-    theirs = run_tiny(tmp_path / "theirs", "method.name=fed_simclr", "options.fedavg.weights=uniform")
+    ours = run_tiny(tmp_path / "ours", *settings, UNEQUAL)
+    theirs = run_tiny(
+        tmp_path / "theirs", "method.name=fed_simclr", "options.fedavg.weights=uniform", UNEQUAL
+    )
     assert ours.encoder_path.read_bytes() == theirs.encoder_path.read_bytes()
 
 
 def test_one_cluster_with_alignment_is_align_only(tmp_path):
-    ours = run_tiny(tmp_path / "ours", "method.name=featarc", ONE)
-    theirs = run_tiny(tmp_path / "theirs", "method.name=featarc_align")
+    ours = run_tiny(tmp_path / "ours", "method.name=featarc", ONE, UNEQUAL)
+    theirs = run_tiny(tmp_path / "theirs", "method.name=featarc_align", UNEQUAL)
     assert ours.encoder_path.read_bytes() == theirs.encoder_path.read_bytes()
 
 
@@ -78,6 +81,34 @@ def test_the_choice_is_the_largest_mean_cosine(output):
     chosen = rounds.client.context.of(rounds.method.aggregation).chosen
     alike = similarities(rounds, kept["parts"]["featarc"], output)
     assert chosen == max(alike, key=alike.get)
+
+
+def test_the_choice_averages_the_rows_cosines(monkeypatch):
+    """Mean cosines 0, 0.71 and 0.8; the inner products of the second are largest, as is the cosine of its mean."""
+    past = torch.eye(2)
+    features = {
+        "cluster-0": [[0.0, 9.0], [9.0, 0.0]],
+        "cluster-1": [[5.0, 5.0], [5.0, 5.0]],
+        "cluster-2": [[0.8, 0.6], [0.6, 0.8]],
+    }
+    made = {name: torch.tensor(rows) for name, rows in features.items()}
+    monkeypatch.setattr(FeatARC, "_features", lambda _, __, weights: weights["features"])
+    rounds = Rounds(*FEATARC, "options.featarc.clusters=3")
+    context, aggregation = rounds.client_context(), rounds.method.aggregation
+    context.of(aggregation).retained = {"features": past}
+    context.shared = frozenset({"features"})
+    aggregation.choose(context, {name: {"features": rows} for name, rows in made.items()})
+    assert context.of(aggregation).chosen == "cluster-2"
+
+
+@pytest.mark.parametrize(("output", "heads"), [("h", ("encoder.",)), ("z", ("encoder.", "projector."))])
+def test_a_client_keeps_the_networks_that_the_features_need(output, heads):
+    frozen = "encoder.conv1.weight"
+    rounds = Rounds(*FEATARC, f"options.featarc.features={output}", f"model.freeze=['{frozen}']")
+    _, kept = rounds.train(0)
+    trained = rounds.federation.networks.state_dict()
+    needed = {name: weight for name, weight in trained.items() if name.startswith(heads) and name != frozen}
+    assert same(kept["parts"]["featarc"], needed)
 
 
 def test_embeddings_choose_where_representations_would_choose_the_other_cluster():
@@ -176,7 +207,8 @@ def test_an_update_must_name_a_cluster():
 
 
 @pytest.mark.parametrize(
-    ("reading", "objective"), [("code", "simclr"), ("paper", "simclr"), ("paper", "simsiam")]
+    ("reading", "objective"),
+    [("code", "simclr"), ("code", "simsiam"), ("paper", "simclr"), ("paper", "simsiam")],
 )
 def test_the_regulariser_is_the_mean_of_two_distances(reading, objective):
     steps = Steps(
@@ -207,6 +239,38 @@ def test_the_regulariser_is_the_mean_of_two_distances(reading, objective):
         expected = -(mean_cosine(outputs[0], z) + mean_cosine(outputs[1], z)) / 2
     assert loss == pytest.approx(expected, rel=1e-3)
     assert -1 <= loss <= 1
+
+
+def test_the_regulariser_pulls_the_embeddings_of_both_views():
+    steps = Steps("method.name=featarc_align")
+    batch, temperature = steps.batch(), steps.federation.recipe.composed.objective.temperature
+    steps.networks.eval()
+    h, _ = steps.encode(steps.data.pick(batch.indices))
+    steps.networks.train()
+
+    def loss(moved):
+        z1, z2 = (steps.encode(batch.images[view].double(), moved)[1] for view in ("view1", "view2"))
+        return nt_xent(z1, z2, temperature) - (mean_cosine(z1, h) + mean_cosine(z2, h)) / 2
+
+    check_gradient(steps.networks, steps.client.step(batch), loss)
+
+
+def test_the_anchors_are_the_downloaded_models_where_a_client_begins_with_another():
+    """The paper's anchors are embeddings, and the client begins with its own projector."""
+    settings = ("method.merge=fedu", "options.fedu.threshold=0.0", "options.featarc_alignment.reading=paper")
+    rounds = Rounds("method.name=featarc_align", *settings)
+    _, kept = rounds.train(0)
+    rounds.start(0, 2, kept)
+    (alignment,) = rounds.method.terms
+    anchors = rounds.client.context.of(alignment).anchors
+    networks, data = rounds.federation.networks, rounds.federation.client_data(0)
+    downloaded = rounds.server.state["models"]["global"]
+    assert not same(clone(networks.state_dict()), downloaded)
+    networks.load_state_dict(downloaded)
+    with torch.no_grad():
+        z = networks.eval()["projector"](networks["encoder"](data.pick(torch.arange(data.num_samples))))
+    networks.train()
+    torch.testing.assert_close(anchors, z)
 
 
 def test_the_code_needs_representations_and_embeddings_of_one_size():
