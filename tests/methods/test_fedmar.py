@@ -5,6 +5,7 @@ import torch
 
 from atoll.aggregation.update_geometry import UpdateGeometry
 from atoll.core.errors import UserError
+from atoll.methods.fedmar import MAR as Objective
 from atoll.methods.fedmar import RowMeans
 from atoll.models.vit import patchify, random_masking
 from tests.functional import oracles
@@ -82,6 +83,32 @@ def test_the_loss_is_aligned_with_the_mean_over_clients():
         aligned = oracles.mmd(tokens, mean, oracles.mean_distance(tokens))
         update, _ = rounds.train(client, 2)
         assert update["losses"]["mar"] == pytest.approx(error + gamma * aligned, rel=1e-4)
+
+
+@pytest.mark.parametrize(("images", "others"), [(40, 2), (40, 30), (40, 1), (1, 30)])
+def test_a_batch_is_aligned_with_all_rows_of_the_mean_if_both_have_two(images, others):
+    """40 images are batches of 19, 19 and 2; a batch of one image is that of a client with no other."""
+    rounds = Rounds(*MAR, "train.lr=1e-12", "train.batch_size=19", "options.mar.first_weight=5")
+    rounds.federation.partition.clients[0] = rounds.federation.partition.clients[0][:images]
+    draws = torch.Generator().manual_seed(0)
+    mean = torch.randn(others, WIDTH, generator=draws)
+    rounds.server.state["parts"]["mar"] = {"embeddings": mean, "taken": {}}
+    expected = []
+    for tokens, error in embeddings(rounds, 0, 2):
+        z = tokens.double()
+        if min(len(z), others) >= 2:
+            error += 5 * oracles.mmd(z, mean.double(), oracles.mean_distance(z))
+        expected.append(error)
+    rounds.start(0, 2)
+    batches = rounds.federation.client_data(0).batches(2, 1, ("image",))
+    losses = [rounds.client.step(batch).item() for batch in batches]
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_gamma_depends_on_the_rounds_of_the_run_unless_a_horizon_or_a_constant_is_given():
+    assert Objective().follows_rounds
+    assert not Objective(horizon=5).follows_rounds
+    assert not Objective(first_weight=0.1, last_weight=0.1).follows_rounds
 
 
 def test_gamma_falls_with_the_rounds_of_a_client():
