@@ -13,12 +13,12 @@ from atoll.core.rng import stream
 from atoll.core.run_folder import Run
 from atoll.core.tree import clone
 from atoll.data.images import StoredPixels
-from atoll.methods.fedca import DictionaryContrast, DictionaryFold
+from atoll.methods.fedca import Alignment, DictionaryContrast, DictionaryFold
 from atoll.recipe.prerequisites import prerequisite_recipes
 from tests.functional import oracles
 from tests.harness import run_tiny, tiny
 from tests.rounds import Rounds
-from tests.steps import federation
+from tests.steps import check_gradient, federation
 
 DICTIONARY = ("method.name=fedca", "method.terms=[]", "options.fedca_dictionary.size=10")
 PUBLIC = (
@@ -114,6 +114,36 @@ def test_the_server_may_draw_from_all():
     assert (drawn["rows"].flatten() // 10).tolist() == drawn["owners"].tolist()
 
 
+@pytest.mark.parametrize("size", [4, 5, 6])
+def test_the_dictionary_has_at_most_m_rows_whatever_becomes_of_the_updates(size):
+    fold = DictionaryFold(size, torch.Generator().manual_seed(0))
+    for client in (0, 1):
+        piece = torch.tensor([[1.0], [2.0], [3.0]])[client:] + 10 * client
+        fold.add(client, piece)
+        piece.zero_()  # its memory is used again
+    rows = fold.close()["rows"].flatten().tolist()
+    assert len(rows) == min(size, 5)
+    assert set(rows) <= {1.0, 2.0, 3.0, 12.0, 13.0}
+
+
+def test_a_client_that_starts_anew_ensembles_anew():
+    """FedEMA resets a client that missed a round."""
+    rounds = Rounds(*DICTIONARY, "method.merge=fedema")
+    _, kept = rounds.train(0)
+    _, again = rounds.train(0, 3, kept)
+    torch.testing.assert_close(slot(again), 0.5 * plain_embeddings(rounds, 0))
+
+
+def test_the_largest_client_may_send_all_its_projections():
+    rounds = Rounds(*DICTIONARY, *SERVER, "partition.kind=dirichlet")
+    sizes = rounds.federation.setting.sizes
+    assert min(sizes) < max(sizes)
+    for client, size in enumerate(sizes):
+        update, _ = rounds.train(client)
+        assert slot(update).shape == (size, 32)
+        assert rounds.refused(update) is None
+
+
 def test_a_client_may_leave_out_its_own_rows():
     rounds = Rounds(*DICTIONARY, "options.fedca_dictionary.exclude_own=true")
     rounds.fold(1, {client: rounds.train(client)[0] for client in range(4)})
@@ -185,9 +215,9 @@ def test_rows_may_be_of_the_downloaded_model():
     assert not torch.allclose(slot(update), normalize(plain_embeddings(rounds, 0)), atol=1e-2)
 
 
-@pytest.mark.parametrize("round", [1, 2])
-def test_the_local_loss_contrasts_with_the_dictionary_which_is_empty_in_round_1(round):
-    rounds = Rounds(*DICTIONARY)
+@pytest.mark.parametrize(("round", "temperature"), [(1, 0.5), (2, 0.5), (2, 0.2)])
+def test_the_local_loss_contrasts_with_the_dictionary_which_is_empty_in_round_1(round, temperature):
+    rounds = Rounds(*DICTIONARY, f"options.fedca_dictionary.temperature={temperature}")
     rows = torch.zeros(0, 32)
     if round == 2:
         rounds.fold(1, {client: rounds.train(client)[0] for client in range(4)})
@@ -198,7 +228,7 @@ def test_the_local_loss_contrasts_with_the_dictionary_which_is_empty_in_round_1(
     networks = rounds.federation.networks
     with torch.no_grad():
         z1, z2 = (networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2"))
-    expected = oracles.dictionary_contrast(z1.double(), z2.double(), rows.double(), 0.5)
+    expected = oracles.dictionary_contrast(z1.double(), z2.double(), rows.double(), temperature)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -300,14 +330,42 @@ def test_the_alignment_loss_is_the_squared_distance_on_public_images(mode, reduc
     assert loss == pytest.approx(expected / (1 if reduction == "sum" else len(public)), rel=1e-4)
 
 
+def test_the_alignment_moves_the_local_networks():
+    rounds, batch, frozen = aligned()
+
+    def outputs(networks, images):
+        h = networks["encoder"](images.double())
+        return h, networks["projector"](h)
+
+    @torch.no_grad()
+    def loss(moved):
+        (_, z1), (_, z2) = (outputs(moved, batch.images[view]) for view in ("view1", "view2"))
+        total = oracles.dictionary_contrast(z1, z2, torch.zeros(0, 32), 0.5)
+        pairs = zip(
+            *(outputs(each, batch.images["public"]) for each in (moved, frozen.double())), strict=True
+        )
+        return total + 0.01 * sum(float((ours - theirs).square().sum()) for ours, theirs in pairs)
+
+    check_gradient(rounds.federation.networks, rounds.client.step(batch), loss)
+    frozen.float().train()
+
+
+def test_distances_are_in_float32_for_outputs_of_less_precision():
+    a, b = (torch.randn(3, 50, generator=torch.Generator().manual_seed(k)).bfloat16() for k in (0, 1))
+    found = Alignment(data={"source": "digits"})._distance(a, b)
+    expected = [oracles.squared(x, y) for x, y in zip(a.double().tolist(), b.double().tolist(), strict=True)]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
 @pytest.mark.parametrize(("mode", "passes"), [("train", 3), ("batch", 2), ("running", 2)])
 def test_public_images_enter_the_running_statistics_only_in_training_mode(mode, passes):
-    rounds, _, frozen = aligned(f"batch_norm={mode}")
+    rounds, batch, frozen = aligned(f"batch_norm={mode}")
     frozen.train()
-    counts = {
-        int(value) for name, value in rounds.federation.networks.state_dict().items() if "num_batches" in name
-    }
-    assert counts == {passes}
+    for steps in (1, 2):
+        state = rounds.federation.networks.state_dict()
+        counts = {int(value) for name, value in state.items() if "num_batches" in name}
+        assert counts == {steps * passes}
+        rounds.client.step(batch)
 
 
 @pytest.mark.parametrize("mode", ["train", "batch", "running"])
@@ -329,6 +387,11 @@ def test_the_alignment_model_has_statistics_of_its_own_whatever_the_clients_do_w
     recipe = tiny("method.name=fedca", *PUBLIC, "train.bn_buffers=local", "train.lr=0.03")
     train = prerequisite_recipes(recipe)["alignment"].train
     assert (train.bn_buffers, train.lr) == ("average", 0.03)
+
+
+def test_the_alignment_model_trains_on_all_images_that_it_may():
+    data = prerequisite_recipes(tiny("method.name=fedca", *PUBLIC))["alignment"].data
+    assert (data.limit, data.test_fraction) == (50, 0.0)
 
 
 def test_mistakes_about_the_alignment_run_show_before_anything_is_written(tmp_path):
