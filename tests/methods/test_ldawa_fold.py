@@ -129,6 +129,13 @@ def test_a_tensor_of_zeros_has_no_angle():
     assert torch.equal(result["w"], w["w"])
 
 
+def test_a_tensor_that_clients_do_not_send_is_unchanged():
+    g = {**GLOBAL, "kept": torch.tensor([7.0])}
+    result = fold(LDAWA(), g, copies([FIRST, SECOND]))
+    assert result["kept"].tolist() == [7.0]
+    assert result["b"].tolist() == pytest.approx([1.5])
+
+
 def test_clients_that_are_all_orthogonal_leave_nothing():
     g = {"x": torch.tensor([1.0, 0.0])}
     w = {"x": torch.tensor([0.0, 1.0])}
