@@ -1,12 +1,16 @@
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
 from atoll.commands.run import run_recipe
+from atoll.core.tree import clone
 from atoll.recipe.recipe import load_recipe
 from tests.functional import oracles
 from tests.rounds import Fixed, Rounds
+from tests.steps import check_gradient
+from tests.trees import same
 
 DCCO = ("method.name=dcco", "model.projector_dim=6", "train.batch_size=40")
 
@@ -59,18 +63,29 @@ def test_clients_weigh_by_their_images():
     torch.testing.assert_close(slot(rounds.message(2, 4))["product"], mean)
 
 
-def test_several_batches_count_together():
-    rounds, updates = gathered("train.batch_size=20")
+@pytest.mark.parametrize("views", ["separate", "joint"])
+def test_several_batches_count_together(views):
+    rounds, updates = gathered("train.batch_size=20", f"train.views_batch={views}")
     data = rounds.federation.client_data(0)
     rounds.start(0, 1)
     networks = rounds.federation.networks.train()
-    products = []
+    f, g = [], []
     for batch in data.batches(2, 1, ("view1", "view2")):
+        images = [batch.images["view1"], batch.images["view2"]]
         with torch.no_grad():
-            f, g = (networks["projector"](networks["encoder"](batch.images[v])) for v in ("view1", "view2"))
-        products.extend(torch.outer(a, b) for a, b in zip(f.double(), g.double(), strict=True))
-    assert slot(updates[0])["count"] == len(products) == 40
-    torch.testing.assert_close(slot(updates[0])["product"], sum(products) / 40, rtol=1e-4, atol=1e-6)
+            z = (
+                [networks["projector"](networks["encoder"](torch.cat(images)))]
+                if views == "joint"
+                else [networks["projector"](networks["encoder"](one)) for one in images]
+            )
+        for kept, rows in zip((f, g), torch.cat(z).double().chunk(2), strict=True):
+            kept.extend(rows)
+    sent = slot(updates[0])
+    assert sent["count"] == len(f) == 40
+    products = [torch.outer(a, b) for a, b in zip(f, g, strict=True)]
+    expected = {"mean1": f, "mean2": g, "square1": [a**2 for a in f], "square2": [b**2 for b in g]}
+    for name, terms in {**expected, "product": products}.items():
+        torch.testing.assert_close(sent[name], sum(terms) / 40, rtol=1e-4, atol=1e-6)
 
 
 def test_with_updates_the_first_round_is_barlow_twins():
@@ -135,6 +150,36 @@ def test_every_batch_has_the_cohorts_loss_before_the_networks_move(gather):
         assert update["losses"]["dcco"] == pytest.approx(from_means(means, 0.0051), rel=1e-4)
 
 
+def test_the_gradient_is_that_of_the_cohorts_means_moved_by_the_client():
+    """⟨·⟩_T = ⟨·⟩_k + ⟨·⟩_A − ⟨·⟩_k⁰, also after a first step, when ⟨·⟩_k is no more ⟨·⟩_k⁰."""
+    rounds, _ = gathered("train.lr=0.05", "train.batch_size=20", "options.dcco.lambd=0.3")
+    rounds.start(0, 2)
+    client, networks = rounds.client, rounds.federation.networks
+    downloaded = copy.deepcopy(networks).double()
+    first, batch = rounds.federation.client_data(0).batches(2, 1, ("view1", "view2"))
+    client.step(first).backward()
+    client.optimizer.step()
+    client.optimizer.zero_grad()
+
+    def means(of):
+        with torch.no_grad():
+            f, g = (of["projector"](of["encoder"](batch.images[v].double())) for v in ("view1", "view2"))
+        powers = {"mean1": f, "mean2": g, "square1": f**2, "square2": g**2}
+        products = torch.stack([torch.outer(a, b) for a, b in zip(f, g, strict=True)])
+        return {name: rows.mean(dim=0) for name, rows in {**powers, "product": products}.items()}
+
+    cohort, before = slot(rounds.server.state), means(downloaded)
+
+    def loss(moved):
+        return from_means(
+            {name: now + cohort[name] - before[name] for name, now in means(moved).items()}, 0.3
+        )
+
+    made = client.step(batch)
+    assert made.item() == pytest.approx(loss(copy.deepcopy(networks).double()), rel=1e-4)
+    check_gradient(networks, made, loss)
+
+
 @pytest.mark.parametrize("lambd", [0.0, 0.3, 2.0])
 def test_lambda_weighs_the_entries_off_the_diagonal(lambd):
     rounds, _ = gathered(f"options.dcco.lambd={lambd}")
@@ -194,3 +239,35 @@ def test_statistics_of_another_form_are_refused(change, sentence):
     assert rounds.refused(updates[0]) is None
     reason = rounds.refused({**updates[0], "parts": {"dcco": {**slot(updates[0]), **change}}})
     assert sentence in reason
+
+
+@pytest.mark.parametrize("name", ["mean1", "mean2", "product"])
+def test_means_are_bounded_by_the_mean_squares_up_to_rounding(name):
+    """By Jensen ⟨f⟩² <= ⟨f²⟩, and by Cauchy and Schwarz ⟨f_i g_j⟩² <= ⟨f_i²⟩⟨g_j²⟩; equal embeddings reach both."""
+    rounds, updates = gathered()
+    piece = slot(updates[0])
+    squares1, squares2 = piece["square1"], piece["square2"]
+    largest = {
+        "mean1": squares1.sqrt(),
+        "mean2": squares2.sqrt(),
+        "product": torch.outer(squares1.sqrt(), squares2.sqrt()),
+    }[name]
+    for factor, possible in ((1 + 2e-7, True), (-1 - 2e-7, True), (1.01, False), (-1.01, False)):
+        reason = rounds.refused({**updates[0], "parts": {"dcco": {**piece, name: factor * largest}}})
+        assert (reason is None) == possible
+
+
+def test_a_client_may_count_fewer_images_than_it_has():
+    rounds, updates = gathered()
+    fewer = {**slot(updates[0]), "count": 10}
+    rounds.fold(3, {0: {**updates[0], "parts": {"dcco": fewer}}, 1: updates[1]})
+    for name in ("mean1", "square2", "product"):
+        mean = (10 * fewer[name] + 40 * slot(updates[1])[name]) / 50
+        torch.testing.assert_close(slot(rounds.server.state)[name], mean)
+
+
+def test_without_new_statistics_the_last_ones_stay():
+    rounds, _ = gathered()
+    before = clone(slot(rounds.server.state))
+    rounds.fold(3, {})
+    assert same(slot(rounds.server.state), before)
