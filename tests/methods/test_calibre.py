@@ -13,17 +13,21 @@ CALIBRE = ("method.name=calibre", "model.projector_dim=6")
 NAME = "prototype_divergence"
 
 
-def test_the_loss_is_simclrs_and_the_prototypes():
-    steps = Steps(*CALIBRE, "options.prototypes.clusters=4", "options.prototypes.weight=0.7")
+@pytest.mark.parametrize(("iterations", "temperature"), [(20, 0.5), (1, 0.5), (20, 0.3)])
+def test_the_loss_is_simclrs_and_the_prototypes(iterations, temperature):
+    options = {"clusters": 6, "weight": 0.7, "iterations": iterations, "temperature": temperature}
+    steps = Steps(*CALIBRE, *(f"options.prototypes.{name}={value}" for name, value in options.items()))
     batch = steps.batch()
     (h1, z1), (h2, z2) = ([t.double() for t in steps.encode(batch.images[v])] for v in ("view1", "view2"))
-    draws = torch.rand(4, generator=steps.client.context.stream("prototype-seeds"))
-    labels = k_means(torch.cat([h1, h2]).float(), draws).tolist()
+    draws = torch.rand(6, generator=steps.client.context.stream("prototype-seeds"))
+    h = torch.cat([h1, h2]).float()
+    assert not torch.equal(k_means(h, draws, 1), k_means(h, draws, 20))
+    labels = k_means(h, draws, iterations).tolist()
     first, second = labels[:20], labels[20:]
-    assert len(set(labels)) == 4
+    assert len(set(labels)) == 6
     expected = oracles.nt_xent(z1, z2, 0.2)
-    expected += 0.7 * oracles.prototype_contrast(z1, z2, first, second, 4, 0.5)
-    expected += 0.7 * oracles.prototype_classification(h1, h2, first, second, 4)
+    expected += 0.7 * oracles.prototype_contrast(z1, z2, first, second, 6, temperature)
+    expected += 0.7 * oracles.prototype_classification(h1, h2, first, second, 6)
     assert steps.client.step(batch).item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -38,15 +42,16 @@ def test_the_prototypes_move_encoder_and_projector():
         assert moved
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_a_client_sends_the_divergence_of_its_trained_representations(normalise):
-    rounds = Rounds(
-        *CALIBRE, f"options.{NAME}.normalise={str(normalise).lower()}", f"options.{NAME}.clusters=3"
-    )
-    update, _ = rounds.train(2)
+@pytest.mark.parametrize(("normalise", "iterations"), [(True, 20), (False, 20), (True, 1)])
+def test_a_client_sends_the_divergence_of_its_trained_representations(normalise, iterations):
+    options = {"normalise": str(normalise).lower(), "clusters": 6, "iterations": iterations}
+    rounds = Rounds(*CALIBRE, *(f"options.{NAME}.{name}={value}" for name, value in options.items()))
+    update, _ = rounds.train(0)
     context = rounds.client.context
     (h,) = context.outputs(context.networks, "h")  # after its training
-    labels = k_means(h, torch.rand(3, generator=context.stream("prototype-divergence"))).tolist()
+    draws = torch.rand(6, generator=context.stream("prototype-divergence"))
+    assert not torch.equal(k_means(h, draws, 1), k_means(h, draws, 20))
+    labels = k_means(h, draws, iterations).tolist()
     expected = oracles.prototype_divergence(h.double(), labels, normalise)
     assert update["parts"][NAME] == pytest.approx(expected, rel=1e-4)
     assert rounds.refused(update) is None
@@ -81,6 +86,12 @@ def test_impossible_divergences_are_refused(wrong):
     rounds = Rounds(*CALIBRE)
     update, _ = rounds.train(0)
     assert NAME in rounds.refused({**update, "parts": {NAME: wrong}})
+
+
+def test_distances_of_representations_as_they_are_have_no_largest():
+    rounds = Rounds(*CALIBRE, f"options.{NAME}.normalise=false")
+    update, _ = rounds.train(0)
+    assert rounds.refused({**update, "parts": {NAME: 50.0}}) is None
 
 
 def test_clients_of_fewer_images_than_clusters_take_part():
