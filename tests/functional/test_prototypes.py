@@ -66,6 +66,31 @@ def test_k_means_never_takes_a_seed_twice_while_there_are_others():
     assert k_means(torch.tensor([[0.0], [0.1], [9.0]]), torch.zeros(2)).tolist() == [0, 0, 1]
 
 
+def test_a_cluster_that_loses_all_rows_keeps_its_centroid():
+    x = [[0, 4], [7, 3], [0, 3], [5, 3], [0, 5], [3, 6], [2, 3], [1, 2]]
+    seeds = [0, 2, 7, 4, 5, 6]
+    nearest, draws = [1.0] * 8, []
+    for seed in seeds:  # a draw in the middle of its share
+        draws.append((sum(nearest[:seed]) + nearest[seed] / 2) / sum(nearest))
+        distances = [oracles.squared(row, x[seed]) for row in x]
+        nearest = (
+            distances if len(draws) == 1 else [min(pair) for pair in zip(nearest, distances, strict=True)]
+        )
+    centroids = [x[seed] for seed in seeds]
+    for _ in range(5):
+        labels = [min(range(6), key=lambda j, row=row: oracles.squared(row, centroids[j])) for row in x]
+        for j in set(labels):
+            members = [row for row, label in zip(x, labels, strict=True) if label == j]
+            centroids[j] = [sum(column) / len(members) for column in zip(*members, strict=True)]
+    assert len(set(labels)) == 5
+    assert k_means(torch.tensor(x).double(), torch.tensor(draws).double()).tolist() == labels
+
+
+def test_k_means_of_rows_far_from_zero():
+    x, draws = rows(40, 3), torch.rand(4, generator=torch.Generator().manual_seed(0))
+    assert k_means((x + 4096).float(), draws).tolist() == k_means(x, draws.double()).tolist()
+
+
 def test_k_means_of_fewer_rows_than_clusters_and_of_equal_rows():
     labels = k_means(torch.tensor([[1.0], [5.0]]), torch.rand(10))
     assert len(set(labels.tolist())) == 2
