@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from atoll.core.rng import stream
 from atoll.core.tree import clone
 from atoll.functional import sinkhorn_assignments
-from atoll.methods.orchestra import balanced_centroids, fit_centroids
+from atoll.methods.orchestra import CentroidFold, Orchestra, balanced_centroids, fit_centroids
 from tests.functional.oracles import dot, log_softmax, units
 from tests.harness import run_tiny
 from tests.rounds import Rounds
@@ -98,10 +99,27 @@ def test_each_step_on_the_global_centroids_is_sgd_by_finite_differences(temperat
     torch.testing.assert_close(found, c, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("lam", [25.0, 2.0])
-def test_local_centroids_are_those_of_a_slow_loop(lam):
-    """Five iterations of: assign each row to the largest of ten balanced scalings, and average each cluster."""
+def test_centroids_have_the_released_learning_rate_and_sharpness():
+    draws = torch.Generator().manual_seed(4)
+    c, z = (normalize(torch.randn(n, 4, generator=draws)) for n in (3, 30))
+    assert torch.equal(fit_centroids(c, z, 0.1, 3), fit_centroids(c, z, 0.1, 3, lr=0.01, lam=25.0))
+    found, expected = (
+        balanced_centroids(z, 6, torch.Generator().manual_seed(9), **options)
+        for options in ({}, {"lam": 25.0})
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("lam", "tight"), [(25.0, False), (2.0, False), (2.0, True)])
+def test_local_centroids_are_those_of_a_slow_loop(lam, tight):
+    """Five iterations of: assign each row to the largest of ten balanced scalings, and average each cluster.
+
+    Of two tight groups, some clusters lose all rows.
+    """
     z = normalize(torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    if tight:
+        z = normalize(groups(2, 30, d=5, seed=1).double())
+    emptied = 0
     draws = torch.Generator().manual_seed(9)
     centroids = z[torch.randperm(60, generator=draws)[:6]].tolist()
     for _ in range(5):
@@ -111,11 +129,13 @@ def test_local_centroids_are_those_of_a_slow_loop(lam):
         clusters = [[] for _ in centroids]
         for row, p in zip(z.tolist(), soft, strict=True):
             clusters[p.index(max(p))].append(row)
+        emptied += clusters.count([])
         for j, members in enumerate(clusters):
             mean = [sum(column) / len(members) for column in zip(*members, strict=True)] or z[
                 spare[j]
             ].tolist()
             centroids[j] = units(torch.tensor([mean], dtype=torch.float64))[0]
+    assert (emptied > 0) == tight
     found = balanced_centroids(z, 6, torch.Generator().manual_seed(9), lam=lam)
     torch.testing.assert_close(found, torch.tensor(centroids, dtype=torch.float64))
 
@@ -227,6 +247,37 @@ def test_targets_are_those_of_the_code_whose_target_moves_before_each_step():
         rounds.client.after_step()
 
 
+@pytest.mark.parametrize("memory", [25, 100])
+def test_the_first_memory_is_of_embeddings_of_random_images(memory):
+    rounds = Rounds(*ORCHESTRA, f"options.orchestra.memory={memory}")
+    rounds.start(1)
+    data, networks = rounds.federation.client_data(1), rounds.federation.networks.eval()
+    with torch.no_grad():
+        z = networks["projector"](networks["encoder"](data.pick(torch.arange(40)))).double()
+    networks.train()
+    draws = stream(rounds.federation.setting.seed, "orchestra-memory", 1, 1)
+    chosen = torch.randperm(40, generator=draws)[:memory]
+    expected = torch.tensor(units(z[chosen]))
+    torch.testing.assert_close(rounds.client.context.of(rounds.method.objective).memory, expected)
+
+
+def test_a_client_that_starts_anew_fills_its_memory_anew():
+    """FedEMA resets a client that missed a round."""
+    rounds = Rounds(*ORCHESTRA, "method.merge=fedema")
+    _, kept = rounds.train(0, 2)
+    rounds.start(0, 4, kept)
+    again = rounds.client.context.of(rounds.method.objective).memory.clone()
+    rounds.start(0, 4)
+    assert torch.equal(again, rounds.client.context.of(rounds.method.objective).memory)
+    assert not torch.equal(again, slot(kept)["memory"])
+
+
+def test_the_first_global_centroids_are_directions():
+    c = slot(Rounds(*ORCHESTRA).server.state)
+    assert c.shape == (6, 32)
+    torch.testing.assert_close(c.norm(dim=1), torch.ones(6))
+
+
 def test_the_memory_is_the_clients_own():
     rounds = Rounds(*ORCHESTRA)
     _, kept = rounds.train(0)
@@ -234,6 +285,25 @@ def test_the_memory_is_the_clients_own():
     scope = rounds.client.context.of(rounds.method.objective)
     assert torch.equal(scope.memory, slot(kept)["memory"])
     assert list(slot(kept)) == ["memory"]
+    before = clone(kept)
+    _, again = rounds.train(0, 2, kept)
+    assert same(kept, before)  # a round that fails is computed again from it
+    assert not same(again, before)
+
+
+def test_a_client_has_at_most_one_centroid_per_embedding():
+    update, _ = Rounds(*ORCHESTRA, "options.orchestra.memory=3").train(0)
+    assert slot(update).shape == (3, 32)
+
+
+def test_the_server_keeps_centroids_whatever_becomes_of_the_updates():
+    options = Orchestra(server_steps=10)
+    c, *local = (normalize(torch.randn(4, 8, generator=torch.Generator().manual_seed(k))) for k in range(3))
+    fold, expected = CentroidFold(options, c), fit_centroids(c, torch.cat(local), 0.1, 10)
+    for client, piece in enumerate(local):
+        fold.add(client, piece)
+        piece.zero_()  # its memory is used again
+    assert torch.equal(fold.close(), expected)
 
 
 def test_the_target_starts_anew_or_is_kept():
@@ -243,7 +313,12 @@ def test_the_target_starts_anew_or_is_kept():
     assert same(dict(rounds.client.copies["orchestra_target"].state_dict()), online)
 
     keeping = Rounds(*ORCHESTRA, "options.orchestra.target=kept")
-    _, kept = keeping.train(0, 2)
+    update, kept = keeping.train(0, 2)
+    name = "encoder.conv1.weight"
+    assert torch.equal(
+        slot(kept)["target"][name], keeping.client.copies["orchestra_target"].state_dict()[name]
+    )
+    assert not torch.equal(slot(kept)["target"][name], update["weights"][name])
     keeping.start(0, 3, kept)
     target = keeping.client.copies["orchestra_target"].state_dict()
     assert all(torch.equal(target[name], value) for name, value in slot(kept)["target"].items())
