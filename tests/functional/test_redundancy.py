@@ -161,6 +161,30 @@ def test_from_statistics_a_constant_dimension_leaves_the_others_alone():
     assert loss.item() == pytest.approx(float(barlow_twins(Z1, Z1)) + 1.0, rel=1e-5)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1, -0.7, 1.9])
+def test_from_statistics_a_dimension_constant_in_one_view_has_no_correlation_and_no_gradient(value):
+    x, y = rows(333, 2, 1), rows(333, 3, 2)  # so many that the mean of equal squares is rounded
+    z1 = torch.cat([x.float(), torch.full((333, 1), value)], dim=1).requires_grad_()
+    loss = correlation_loss(encoding_statistics(z1, y.float()), 0.3)
+    (gradient,) = torch.autograd.grad(loss, z1)
+    c = torch.corrcoef(torch.cat([x, y], dim=1).T)[:2, 2:]
+    expected = 1 + sum(
+        (1 - c[i, j]) ** 2 if i == j else 0.3 * c[i, j] ** 2 for i in range(2) for j in range(3)
+    )
+    assert loss.item() == pytest.approx(float(expected), rel=1e-5)
+    assert not gradient[:, 2].any()
+    assert gradient[:, :2].all()
+
+
+def test_from_statistics_far_from_zero_float32_embeddings_keep_their_precision():
+    z1, z2 = rows(50, 3, 1).float() + 4096, rows(50, 3, 2).float() - 4096
+    statistics = encoding_statistics(z1, z2)
+    assert {mean.dtype for mean in statistics} == {torch.float64}
+    loss = correlation_loss(statistics, 0.02)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(oracles.barlow_twins(z1.double(), z2.double(), 0.02, False), rel=1e-5)
+
+
 def test_products_of_other_dimensions_are_refused():
     statistics = encoding_statistics(torch.randn(4, 3), torch.randn(4, 3))
     with pytest.raises(ValueError, match="expected product"):
