@@ -100,4 +100,4 @@ def check_gradient(
                 for weight, direction in zip(trained, directions, strict=True):
                     weight += sign * width * direction
             ends.append(oracle(moved))
-        assert slope == pytest.approx((ends[0] - ends[1]) / (2 * width), rel=1e-3)
+        assert slope == pytest.approx((ends[0] - ends[1]) / (2 * width), rel=1e-4)
