@@ -73,17 +73,17 @@ def folders_of(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(str(folder) for name in names if (folder := _folder_of(name)) is not None))
 
 
-def python_files(names: Iterable[str]) -> dict[Path, Path]:
+def python_files(names: Iterable[str]) -> dict[str, Path]:
     """The Python files of the modules that `folders_of` finds, by their paths relative to those folders.
 
     A module in a package comes with the whole package.
     """
-    found: dict[Path, Path] = {}
+    found: dict[str, Path] = {}
     for name in names:
         if (folder := _folder_of(name)) is not None:
             top = folder / name.partition(":")[0].partition(".")[0]
             files = sorted(top.rglob("*.py")) if top.is_dir() else [top.with_suffix(".py")]
-            found |= {file.relative_to(folder): file for file in files if file.is_file()}
+            found |= {str(file.relative_to(folder)): file for file in files if file.is_file()}
     return found
 
 

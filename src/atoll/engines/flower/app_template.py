@@ -54,8 +54,8 @@ def write_app(
     """
     require_flower()
     own = python_files(recipe.own_code)
-    code = {name: file for name, file in own.items() if (folder / name).resolve() != file}
-    for name in map(Path, (APP, RECIPE, *code)):
+    code = {name: file for name, file in own.items() if (folder / name).resolve() != file.resolve()}
+    for name in (APP, RECIPE, *code):
         if (folder / name).exists():
             raise UserError(f"{folder} already contains a {name}; choose another folder, or remove it")
     if out is not None and out.resolve().is_relative_to(folder.resolve()):
