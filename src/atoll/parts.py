@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from atoll.components import base
-from atoll.core.errors import OldCodeWarning, UserError
+from atoll.core.errors import OldCodeWarning, UserError, warn
 
 _RENAMED = {"Part": "Component", "Local": "ClientContext"}
 
-warnings.warn(
+warn(
     "atoll.parts is now atoll.components.base, where Part is Component and Local is ClientContext; the old "
     "name will be removed in 0.3",
     OldCodeWarning,
-    stacklevel=2,
 )
 
 

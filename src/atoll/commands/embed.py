@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from atoll.core.config import build
 from atoll.core.devices import check_device, find_device, repeat_results
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.files import read_bytes, refuse_special, write_whole
 from atoll.core.outputs import check_output
 from atoll.core.process_state import standard_settings
@@ -168,7 +167,7 @@ def image_batches(
                 raise UserError(
                     f"{what}; convert it to a common format with 8 or 16 bits, or remove it{or_skip}"
                 )
-            warnings.warn(f"{what}; it is left out", stacklevel=2)
+            warn(f"{what}; it is left out")
         kept = [row for row in range(len(some)) if row not in decoded.corrupt]
         # Names of files may be bytes that are no text, which no output could hold.
         names = [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from atoll.core.errors import warn
 from atoll.core.rng import stream
 from atoll.core.run_folder import SITES_OWN
 from atoll.core.tree import Weights
@@ -75,9 +75,8 @@ class Evaluator:
             if models or not deployment.models:
                 return models
             if recipe.composed.merge.alone and server.valid:
-                warnings.warn(
+                warn(
                     "the trained models are at the clients; the encoder and results here are the untrained model's",
-                    stacklevel=2,
                 )
         return {
             name: (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from atoll.commands.embed import decoding_of, image_batches, use_device
 from atoll.commands.evaluate import with_data_settings
 from atoll.commands.run_files import find_encoder, keep_if_possible, partition_of
 from atoll.core import tree
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.process_state import standard_settings
 from atoll.core.rng import stream
 from atoll.core.run_folder import NEIGHBOURS, SITES, Run
@@ -166,9 +165,8 @@ def _training_images(run: Run, recipe: Recipe, encoder: Encoder) -> Gallery:
     names = [f"#{i}" for i in range(len(train))]
     if partition is None or partition.fingerprint != train.fingerprint:
         if partition:
-            warnings.warn(
+            warn(
                 "these are not the images that the run's clients had, so whose the neighbours are is unknown",
-                stacklevel=4,
             )
         return Gallery(train.images, names, h)
     return Gallery(train.images, names, h, partition.client_ids(train), tuple(partition.names))
@@ -222,7 +220,7 @@ def _measures(recipe: Recipe, encoder: Encoder, gallery: Gallery) -> dict[str, A
     except UserError as error:  # the recipe's own transform is not here
         if views.transform is None:
             raise
-        warnings.warn(f"left out how often a view finds its image: {error}", stacklevel=3)
+        warn(f"left out how often a view finds its image: {error}")
     if gallery.owners is not None and int(gallery.owners.max()) > 0:
         held = rows[gallery.owners[rows] >= 0]
         found, _ = nearest(gallery.h, gallery.h[held], 10, held)

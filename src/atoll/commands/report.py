@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.files import write_whole
 from atoll.core.outputs import check_output
 from atoll.core.run_folder import Run
@@ -36,7 +35,7 @@ def report_runs(runs: Sequence[Path], output: Path | None = None) -> Path:
         raise UserError(f"{out} already exists and may belong to another run; choose a file with -o FILE")
     read, text = read_and_page(folders)
     for lack in (sentence for folder in read for sentence in folder.missing):
-        warnings.warn(lack, stacklevel=2)
+        warn(lack)
     write_whole(out, text.encode(errors="replace"))
     return out
 

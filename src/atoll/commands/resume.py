@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +20,7 @@ from atoll.core.environment import (
     environment_of_code,
     other_code,
 )
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.given import PREFIX, value_of
 from atoll.core.remedies import RESTART, missing, of_sites
 from atoll.core.run_folder import ENVIRONMENT, Run, is_of_sites
@@ -115,7 +114,7 @@ def rename_finished(run: Run, recipe: Recipe, asked_more: bool) -> None:
     """Rename a run of which nothing is left to do, and warn if more was asked for, such as a log."""
     _rename(run, recipe)
     if asked_more:
-        warnings.warn(f"{run.folder} had finished: --log, --reset-client change nothing", stacklevel=2)
+        warn(f"{run.folder} had finished: --log, --reset-client change nothing")
 
 
 def _rename(run: Run, recipe: Recipe) -> None:
@@ -239,9 +238,8 @@ def check_folder(
     if not done and not other_environment:
         _check_environment(run, recipe)
     if done and (changed := other_weights(run, recipe)):
-        warnings.warn(
+        warn(
             f"{run.folder} had finished, from the weights that '{changed}' held when it began; it holds others now",
-            stacklevel=2,
         )
     return done
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from atoll.commands.resume import (
 from atoll.commands.run_files import model_path
 from atoll.components.base import Trained
 from atoll.core import run_folder
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.process_state import process_for_training
 from atoll.core.provenance import version
 from atoll.core.run_names import check_name, default_folder
@@ -113,7 +112,7 @@ def simulate(
         128
     """
     if watcher is not None:
-        warnings.warn("watcher is now called callback", DeprecationWarning, stacklevel=2)
+        warn("watcher is now called callback", DeprecationWarning)
     objects = (encoder, data, transform, test_data)
     further = list(callbacks or ()) if isinstance(callbacks, Iterable | None) else [callbacks]
     own = [*([callback] if callback else []), *([watcher] if watcher else []), *further]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.remedies import damaged
 from atoll.core.run_folder import Run
 from atoll.data.partition.partition import Partition
@@ -54,10 +53,9 @@ def find_one_encoder(run_or_encoder: Path | str) -> Path:
     path = find_encoder(run_or_encoder)
     results = Run(path.parent).results if Path(run_or_encoder).is_dir() and path.is_file() else {}
     if models := results.get("clients_by_model"):
-        warnings.warn(
+        warn(
             f"{run_or_encoder} ended with {len(models)} encoders; this is that of {results['model']}, whose "
             "clients hold the most images; the others are encoder-NAME.safetensors in its folder",
-            stacklevel=2,
         )
     return path
 
@@ -67,4 +65,4 @@ def keep_if_possible(write: Callable[[], object]) -> None:
     try:
         write()
     except UserError as error:
-        warnings.warn(f"the result is shown and not kept: {error}", stacklevel=3)
+        warn(f"the result is shown and not kept: {error}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import ClassVar
@@ -17,7 +16,7 @@ from atoll.components.forwards import Forward
 from atoll.components.prerequisites import Prerequisite, Trained
 from atoll.components.setting import Setting
 from atoll.core.config import Options
-from atoll.core.errors import OldCodeWarning, UserError
+from atoll.core.errors import OldCodeWarning, UserError, warn
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import Batch
 
@@ -67,12 +66,11 @@ class Component(Options):
                 f"write {name}: TYPE = {vars(cls)[name]!r}"
             )
         if "finish" in vars(cls) and not declares_slice(cls):
-            warnings.warn(
+            warn(
                 f"{cls.__qualname__} overrides finish and does not declare what it sends; add declares(setting) "
                 "with the names, shapes and dtypes (see atoll.components.declaration), or None if it sends "
                 "nothing; 0.3 will refuse slices that are not declared",
                 OldCodeWarning,
-                stacklevel=2,
             )
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Protocol
@@ -15,7 +14,7 @@ from atoll.components.forwards import Features
 from atoll.components.messages import ClientState, Message, Slices
 from atoll.components.setting import Setting
 from atoll.core.devices import upload
-from atoll.core.errors import OldCodeWarning
+from atoll.core.errors import OldCodeWarning, warn
 from atoll.core.rng import stream
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import ClientData
@@ -199,4 +198,4 @@ class Scope(SimpleNamespace):
 
 def _warn_renamed(old: str, new: str) -> None:
     message = f"{old} is now {new}; the old name will be removed in 0.3"
-    warnings.warn(message, OldCodeWarning, stacklevel=3)
+    warn(message, OldCodeWarning)

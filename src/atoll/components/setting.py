@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from atoll.components.training import TrainOptions
-from atoll.core.errors import OldCodeWarning
+from atoll.core.errors import OldCodeWarning, warn
 from atoll.core.process_state import seeded_streams
 from atoll.core.rng import derive_seed
 from atoll.core.tree import Weights
@@ -81,7 +80,7 @@ class Setting:
     @staticmethod
     def _renamed(old: str, new: str, value: T) -> T:
         message = f"Setting.{old} is now Setting.{new}; the old name will be removed in 0.3"
-        warnings.warn(message, OldCodeWarning, stacklevel=3)
+        warn(message, OldCodeWarning)
         return value
 
 

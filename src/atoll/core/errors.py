@@ -1,9 +1,13 @@
-"""The exceptions and the warning whose message is a sentence for the user."""
+"""The exceptions and the warnings whose message is a sentence for the user."""
 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+
+_NOT_THE_USERS = ("atoll", "contextlib", "functools", "importlib", "torch")  # modules that call Atoll's code
 
 
 class UserError(ValueError):
@@ -36,6 +40,18 @@ class RunError(RuntimeError):
 
 class OldCodeWarning(DeprecationWarning):
     """Warning of user code, such as a component, that a later version will refuse; the command shows it."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Show a warning at the innermost line of the user's code that leads here.
+
+    Python counts frames instead, and their number depends on the path through Atoll.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        frame = frame.f_back
+    module, registry = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
 
 MOST_LISTED = 60  # names in an error message

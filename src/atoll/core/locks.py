@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import IO, Any
+
+from atoll.core.errors import warn
 
 
 def lock(file: IO[Any], wait: bool = True) -> None:
@@ -37,9 +38,8 @@ def lock(file: IO[Any], wait: bool = True) -> None:
 
 @cache
 def _warn() -> None:
-    warnings.warn(
+    warn(
         "this system has no file locks (Python's fcntl), so nothing stops two processes from using the same "
         "folder; give each its own",
         UserWarning,
-        stacklevel=3,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from atoll.core.digests import JSON, DamagedError, open_text, seal_text
+from atoll.core.errors import warn
 
 
 class Results(dict[str, Any]):
@@ -15,7 +15,7 @@ class Results(dict[str, Any]):
 
     def __call__(self) -> Results:
         """Return itself, with a warning."""
-        warnings.warn("Run.results is no longer called; write run.results", DeprecationWarning, stacklevel=2)
+        warn("Run.results is no longer called; write run.results", DeprecationWarning)
         return self
 
     def __missing__(self, key: object) -> Any:
@@ -32,7 +32,7 @@ class Metrics(list[dict[str, Any]]):
 
     def __call__(self) -> Metrics:
         """Return itself, with a warning."""
-        warnings.warn("Run.metrics is no longer called; write run.metrics", DeprecationWarning, stacklevel=2)
+        warn("Run.metrics is no longer called; write run.metrics", DeprecationWarning)
         return self
 
 

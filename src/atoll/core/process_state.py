@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import random
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from atoll.core.devices import attention, set_attention, tf32_convolutions
+from atoll.core.errors import warn
 from atoll.core.threads import threads
 
 _NUMPY_SEEDS = 2**32
@@ -145,7 +145,7 @@ def standard_settings() -> Iterator[None]:
 def process_for_training() -> Iterator[None]:
     """Reserve the process for one run within the block, with `standard_settings`; other threads wait."""
     if not _RUN.acquire(blocking=False):
-        warnings.warn("waits for the run of another thread; use processes to train at once", stacklevel=4)
+        warn("waits for the run of another thread; use processes to train at once")
         _RUN.acquire()
     try:
         with standard_settings():

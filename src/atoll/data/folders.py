@@ -7,12 +7,11 @@ image suffix are ignored; links to folders are followed, as torchvision's ``Imag
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.text import few
 from atoll.data.options import DataOptions, find_test, held_out_names
 from atoll.data.records import FileRecords, Listing, encode
@@ -38,10 +37,9 @@ def read_client_folders(options: DataOptions, root: Path) -> tuple[Listing, List
     train, test = _splits(root, options)
     clients = _by_client(train, options.labels)
     if len(names := clients.column_values["client"]) == 1:
-        warnings.warn(
+        warn(
             f"{train} holds one folder, {names[0]!r}, so there is one client; if the folders in it are clients, "
             f"set data.path to {train / names[0]}",
-            stacklevel=4,
         )
     return clients, None if test is None else _by_client(test, options.labels)
 
@@ -84,10 +82,9 @@ def _tell_unknown(root: Path, options: DataOptions, names: Sequence[str]) -> Non
     """Warn of folders that are read like all others, though they have the names of splits."""
     if splits := [name for name in names if name.lower() in SPLITS]:
         meaning = {"folder": "as classes", "clients": "as clients"}.get(options.source, "without a split")
-        warnings.warn(
+        warn(
             f"{root} holds no folder {options.train_split!r}, so {few(map(repr, splits))} are read {meaning}; if "
             "they are splits, call them 'train' and 'test', or set data.train_split and data.test_split to these",
-            stacklevel=6,
         )
 
 
@@ -95,10 +92,9 @@ def _tell_unread(root: Path, split: str) -> None:
     """Warn of folders with images next to the only split, which may in fact be a class of that name."""
     unread = [folder.name for folder in _folders(root) if folder.name != split and _images(folder, root)]
     if unread:
-        warnings.warn(
+        warn(
             f"{root}: {split!r} is read as the training split, and {few(unread)} not at all; if one of them holds "
             f"the test images, set data.test_split, and if {split!r} is a class, rename it",
-            stacklevel=6,
         )
 
 
@@ -180,9 +176,8 @@ def _tell_skipped(root: Path) -> None:
     suffixes = Counter(path.suffix.lower() or "without a suffix" for path in skipped)
     if suffixes:
         counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
-        warnings.warn(
+        warn(
             f"{root}: skipped files without an image suffix: {counts}",
-            stacklevel=5,
         )
 
 

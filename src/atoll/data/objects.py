@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.given import Given
 from atoll.core.imports import describe_error, import_attribute
 from atoll.data.decode import Encoded
@@ -79,9 +78,7 @@ def _read(source: _Source) -> tuple[str, Listing]:
     if not labels:
         raise UserError(f"{role} holds no images")
     if all(label == UNLABELLED for label in labels):
-        warnings.warn(
-            f"all labels of {role} are {UNLABELLED}, so the images count as unlabelled", stacklevel=4
-        )
+        warn(f"all labels of {role} are {UNLABELLED}, so the images count as unlabelled")
         labels = [None] * len(labels)
     known = [label is not None for label in labels]
     if any(known) and not all(known):
@@ -165,10 +162,9 @@ class _Source:
             twin = next(name for name in clients if clients.count(name) > 1)
             raise UserError(f"two clients of {role} are called {twin!r}; give each a name of its own")
         if {"train", "test"} <= set(clients):
-            warnings.warn(
+            warn(
                 f"{role} has clients called 'train' and 'test'; if they are splits, give the test images as "
                 "test_data, or in a recipe set data.test_split",
-                stacklevel=4,
             )
         self.parts = [
             part_of(f"{role}[{name!r}]" if name else role, part)

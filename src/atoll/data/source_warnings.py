@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 
 import torch
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.files import hash_bytes
 from atoll.core.text import few
 from atoll.data.cache import Opened
@@ -27,10 +26,9 @@ def warn_of_marks(listing: Listing) -> None:
     mark = str(UNLABELLED)
     if listing.labels is not None and mark in listing.classes and len(listing.classes) > 2:
         marked = (listing.labels == listing.classes.index(mark)).sum()
-        warnings.warn(
+        warn(
             f"{marked} of {len(listing)} images have the label {UNLABELLED}, which counts as a class of its own; "
             "if it marks unlabelled images, train with data.labels = false and evaluate on the labelled images",
-            stacklevel=3,
         )
 
 
@@ -57,12 +55,11 @@ def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -
     if train.labels is None:
         return
     if twins := two_forms(dict.fromkeys([*train.classes, *(test.classes if test else [])])):
-        warnings.warn(twins, stacklevel=3)
+        warn(twins)
     if len(train.labels) and bool((train.labels == train.labels[0]).all()):
-        warnings.warn(
+        warn(
             f"all training images are of one class, {train.classes[train.labels[0]]!r}, so no accuracy says "
             "anything of the encoder; if it is no class, set data.labels = false",
-            stacklevel=3,
         )
     if test is None or test.labels is None:
         return
@@ -71,10 +68,9 @@ def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -
         strange = strange[strange >= len(train.classes)]
     if len(strange):
         names = few(repr(test.classes[label]) for label in torch.unique(strange).tolist())
-        warnings.warn(
+        warn(
             f"{len(strange)} of {len(test)} test images are of classes without a training image: {names}; "
             f"the training classes are called {few(map(repr, train.classes))}",
-            stacklevel=3,
         )
 
 
@@ -85,10 +81,9 @@ def warn_of_copies(train: ImageSet, test: ImageSet) -> None:
     seen = set(_hashes(train))
     copies = [row for row, each in enumerate(_hashes(test)) if each in seen]
     if copies:
-        warnings.warn(
+        warn(
             f"{len(copies)} of {len(test)} test images are also training images, pixel by pixel (such as the test "
             f"images {few(map(str, copies))}); an accuracy on them says little about new images",
-            stacklevel=3,
         )
 
 
@@ -104,11 +99,10 @@ def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
     brightest = max(opened.brightest for opened in splits)
     if not found_values:
         if brightest <= DARK:
-            warnings.warn(
+            warn(
                 f"{options.path}: the largest value of all images is {brightest} of 255, so they are nearly black; "
                 "scale them (colour of 16 bits to 0 to 65535, because its upper 8 bits are read; such TIFF files "
                 "by data.window = 'per-image')",
-                stacklevel=3,
             )
         return
     values = reduce(Values.joined, found_values)
@@ -123,9 +117,8 @@ def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
         at_most = f", so they become nearly black (at most {brightest} of 255)"
         dark = at_most if brightest <= DARK else ""
         words = f"{low:g} becomes black and {high:g} white{dark}; to use their range"
-    warnings.warn(
+    warn(
         f"{found}; {words}, set data.window_low = {values.low:g} and data.window_high = {values.high:g}",
-        stacklevel=3,
     )
 
 
@@ -147,4 +140,4 @@ def refuse_or_warn_of_corrupt(
         raise UserError(f"{count}; repair or remove them, or set data.on_corrupt = 'skip'")
     if any(len(split.corrupt) == len(listing) for split, listing in zip(opened, listings, strict=True)):
         raise UserError(f"{count}; none is left{' of a split' if len(listings) > 1 else ''}")
-    warnings.warn(f"skipped {share}, which cannot be decoded: {some}", stacklevel=3)
+    warn(f"skipped {share}, which cannot be decoded: {some}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.files import data_folder
 from atoll.core.rng import numpy_stream
 from atoll.core.text import clean
@@ -131,10 +130,9 @@ def load_data(options: DataOptions, seed: int) -> Splits:
         return _with_validation(_synthetic(options), options, seed)
     # A base may set the path, and "digits" is the default source.
     if options.path and (options.source == "digits" or is_own_data(options.source)):
-        warnings.warn(
+        warn(
             f"data.path = {options.path!r} is not read, because data.source is {options.source!r}; set data.source "
             "to what the path holds, such as 'folder'",
-            stacklevel=2,
         )
     train, test = read_listings(options)
     for listing in (train, test):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.files import content_digest, refuse_special
 from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
@@ -108,10 +107,9 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
         if SPLITS & {word.lower() for word in _words(file, root)}
     ]
     if not train and like:
-        warnings.warn(
+        warn(
             f"{root} holds no .tar file of the split {options.train_split!r}, so all are read as one split; if "
             f"{few(like)} belong to splits, set data.train_split and data.test_split to those words of their names",
-            stacklevel=4,
         )
     if both := set(train) & set(test):
         raise UserError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from atoll.components.base import Setting, init_seed, seeded
 from atoll.components.messages import Slices
 from atoll.components.results import returned
 from atoll.core.allocator import keep_freed_memory
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.tree import Weights
 from atoll.data.client_data import FederatedClient
 from atoll.data.decode_workers import DecodeWorkers, is_streamed
@@ -174,10 +173,9 @@ class Federation:
         if self.recipe.train.start:
             path = Path(self.recipe.train.start)
             if path.is_file():
-                warnings.warn(
+                warn(
                     "a file in train.start is now model.weights; train.start will take a run's folder alone in 0.3",
                     DeprecationWarning,
-                    stacklevel=2,
                 )
             self.warm_start = load_weights(encoder, encoder_file(path))
 

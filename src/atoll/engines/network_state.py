@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 
+from atoll.core.errors import warn
 from atoll.core.tree import Weights, clone
 
 
@@ -60,11 +59,10 @@ class NetworkState:
         self._noticed, after, self._unsaved = True, self._unsaved, None
         for name in sorted(before.keys() & after.keys()):
             if _differ(before[name], after[name]):
-                warnings.warn(
+                warn(
                     f"the buffer {name} has persistent=False and changes as clients train: it passes from one "
                     "client to the next, so that the weights depend on the number of workers; register it as "
                     "persistent",
-                    stacklevel=2,
                 )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.components.base import Aggregation
+from atoll.core.errors import warn
 from atoll.engines.update_checks import BY_EARLIER
 
 if TYPE_CHECKING:
@@ -52,9 +52,8 @@ def warn_of_still(trained: Set[str], changed: Set[str]) -> None:
     encoder = {name for name in trained if name.startswith("encoder.")}
     for names, words in ((trained, "that leaves them"), (encoder, "of the encoder")):
         if names and not names & changed:
-            warnings.warn(
+            warn(
                 f"clients trained, and no weight {words} changed; check that the loss depends on the weights and "
                 "that nothing cuts it off, such as .item(), .detach() or torch.no_grad()",
-                stacklevel=3,
             )
             return

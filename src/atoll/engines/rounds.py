@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -14,7 +13,7 @@ from typing import Protocol, TypedDict
 from atoll.components.base import Trained
 from atoll.components.messages import Checkpoint
 from atoll.core.checkpoints import checkpoint_file
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.kept_models import keep_model
 from atoll.core.process_state import seeded_streams
 from atoll.core.run_folder import Run
@@ -259,10 +258,9 @@ class _Rounds:
             self._states.clear()
             return None
         if round < newest:
-            warnings.warn(
+            warn(
                 f"{checkpoint_file(store.checkpoints, newest)} is damaged; the run continues from round {round} "
                 f"instead of round {newest}",
-                stacklevel=4,
             )
         self.server.restore(latest)
         for client in self._reset:

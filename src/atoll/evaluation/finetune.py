@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atoll.core.devices import upload
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.optimizers import SGD, Adam
 from atoll.data.images import ImageSet, Pixels
 from atoll.evaluation.embed import device_of, embed
@@ -66,13 +65,10 @@ def label_subset(
         counts = [max(1, round(fraction * size)) for size in sizes.tolist()]
     else:
         if label_count > len(labels):
-            warnings.warn(
-                f"{label_count} labels are asked for and there are {len(labels)}; all count", stacklevel=2
-            )
+            warn(f"{label_count} labels are asked for and there are {len(labels)}; all count")
         if label_count < (classes := len(sizes.nonzero())):
-            warnings.warn(
+            warn(
                 f"{label_count} labels are asked for and there are {classes} classes; one of each counts",
-                stacklevel=2,
             )
         counts = _stratified(sizes, min(label_count, len(labels)))
     chosen = []
@@ -149,10 +145,9 @@ class _Training:
     def rounds(self, model: _Classifier, clients: Sequence[Tensor], local_epochs: int) -> Iterator[None]:
         """Train by FedAvg, weighted by the clients' numbers of labels; yields after a round, once per epoch."""
         if alone := sum(len(chosen) < 2 for chosen in clients):
-            warnings.warn(
+            warn(
                 f"{alone} of {len(clients)} clients have one label and take no step, because BatchNorm cannot "
                 "normalise a batch of one image",
-                stacklevel=2,
             )
         for _ in range(self.protocol.epochs // local_epochs):
             total = sum(map(len, clients))

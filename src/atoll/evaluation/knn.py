@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
+from atoll.core.errors import warn
 from atoll.evaluation.neighbours import nearest_blocks
 
 
@@ -92,9 +91,8 @@ def knn_predictions(
     if k < 1 or not temperature > 0:
         raise ValueError(f"k ({k}) and temperature ({temperature}) must be positive")
     if k > len(train_h):
-        warnings.warn(
+        warn(
             f"kNN needs {k} neighbours and there are {len(train_h)} training samples; all of them vote",
-            stacklevel=3,
         )
     labels = train_y.to(train_h.device, torch.long)
     predictions = []

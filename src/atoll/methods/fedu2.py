@@ -11,7 +11,6 @@ same number of steps. The server aggregates by `EUA`, with the rate of the code'
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from atoll.components.base import (
     Update,
     UpdateGeometry,
 )
+from atoll.core.errors import warn
 from atoll.core.schema import Count, Positive
 from atoll.core.tree import Weights
 from atoll.data.client_data import num_batches
@@ -163,7 +163,7 @@ class EUAFold:
         step = torch.zeros_like(lengths)
         if bool(moved.any()):  # in a round without training, no client moves
             if not bool(moved.all()):
-                warnings.warn("'eua' leaves out clients whose trained weights did not change", stacklevel=2)
+                warn("'eua' leaves out clients whose trained weights did not change")
             unit = lengths[moved]
             alpha = shortest_in_hull(4 * gram[moved][:, moved] / unit[:, None] / unit[None, :])
             step[moved] = self._server_lr * 2 * alpha / unit

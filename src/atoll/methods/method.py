@@ -5,7 +5,6 @@ Its server-side methods are pure functions of trees. A method does not depend on
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
@@ -35,7 +34,7 @@ from atoll.components.declaration import mismatch
 from atoll.components.messages import ClientState, Message, ServerState, Slices, Update
 from atoll.components.results import returned, returned_models, sentence
 from atoll.components.training import TrainOptions
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.tree import Tree, Weights, as_sent, checked
 from atoll.methods.conflicts import conflicts
 from atoll.methods.round_fold import RoundFold
@@ -202,10 +201,9 @@ class Method:
         if len(state["models"]) == 1 or type(self.server).step is ServerStep.step:
             return
         if others := state["models"].keys() - self.deploy(state).models.keys():
-            warnings.warn(
+            warn(
                 f"{self.server.name!r} also moves the model {min(others)!r} of {self.aggregation.name!r}, which is "
                 "not among the models that deploy returns; if it is not to be moved, set method.server = 'direct'",
-                stacklevel=3,
             )
 
     def send(

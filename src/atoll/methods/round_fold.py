@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +25,7 @@ from atoll.components.base import (
     UpdateGeometry,
 )
 from atoll.components.results import in_words
-from atoll.core.errors import OldCodeWarning, UserError
+from atoll.core.errors import OldCodeWarning, UserError, warn
 from atoll.core.tree import Tree, as_sent, checked, clone
 
 if TYPE_CHECKING:
@@ -139,10 +138,9 @@ class RoundFold:
         if self._moved and all(
             torch.equal(w, models[m][name]) for m in known for name, w in known[m].items()
         ):
-            warnings.warn(
+            warn(
                 f"clients changed their weights, and the fold of {self._aggregation!r} closes with the models of "
                 "before; check that its add uses the update, and that its close returns the result",
-                stacklevel=3,
             )
         return models
 
@@ -211,11 +209,10 @@ def _with_geometry(fold: Fold) -> Fold:
     try:
         inspect.signature(fold.add).bind(0, {}, None)
     except TypeError:
-        warnings.warn(
+        warn(
             f"{type(fold).__qualname__}.add(client, update) lacks its third argument, geometry, which was "
             'update["measure"] before; 0.3 will not call it without',
             OldCodeWarning,
-            stacklevel=2,
         )
         return _OldFold(fold)
     return fold

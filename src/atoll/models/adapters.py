@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.extras import require
 from atoll.core.text import few
 from atoll.models.encoder import Encoder
@@ -163,8 +163,7 @@ def freeze(networks: nn.ModuleDict, options: ModelOptions) -> None:
         )
     own = list(networks["encoder"].parameters())
     if own and not patterns and not any(weight.requires_grad for weight in own):
-        warnings.warn(
+        warn(
             f"{given}, so only the heads train and the encoder stays as it is; set it with "
             'encoder.requires_grad_(True), or state it in the recipe: model.freeze = ["encoder.*"]',
-            stacklevel=3,
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from atoll.core.config import Options
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.given import PREFIX, Given
 from atoll.core.imports import search
 from atoll.core.schema import AtLeast, AtMost, Count, OneOf, OneOfOr, Width
@@ -110,10 +109,9 @@ class ModelOptions(Options, section="model"):
                     f"(--set model.{field.name}=), or choose model.encoder from {', '.join(having)}"
                 )
         if self.init != "random":
-            warnings.warn(
+            warn(
                 f"model.init is now model.weights = 'torchvision:{self.encoder}'; it will be removed in 0.3",
                 DeprecationWarning,
-                stacklevel=3,
             )
         if self.encoder == "vit-tiny" and self.width is not None and self.width % HEAD_WIDTH:
             raise UserError(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from atoll.core.config import over, read_settings
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.given import Given
 from atoll.core.imports import code_words
 from atoll.data.objects import give_data
@@ -130,9 +129,7 @@ def _with_statistics(table: Mapping[str, Any], found: InputConfig) -> dict[str, 
 def _without_options(model: Mapping[str, Any]) -> dict[str, Any]:
     for key in sorted(ENCODER_OPTIONS & model.keys()):
         if model[key] != getattr(ModelOptions, key):  # a complete recipe holds the defaults
-            warnings.warn(
-                f"model.{key} does not apply to {_words(model['encoder'])} and is ignored", stacklevel=2
-            )
+            warn(f"model.{key} does not apply to {_words(model['encoder'])} and is ignored")
     return {key: value for key, value in model.items() if key not in ENCODER_OPTIONS}
 
 

@@ -9,7 +9,6 @@ Indices are sorted within a client, except if a published split has another orde
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.core.errors import UserError, did_you_mean
+from atoll.core.errors import UserError, did_you_mean, warn
 from atoll.core.rng import numpy_stream
 from atoll.core.text import plural
 from atoll.data.images import ImageSet
@@ -145,7 +144,7 @@ def partition_images(
         return partition
     partition = partition.without_small(options.sit_out_below)
     if partition.sit_out:
-        warnings.warn(sit_out_words(partition.sit_out), stacklevel=2)
+        warn(sit_out_words(partition.sit_out))
     return partition
 
 

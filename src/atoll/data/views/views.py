@@ -8,7 +8,6 @@ draw.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.devices import upload
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.text import plural
 from atoll.data.views import ops as ops
 from atoll.data.views.crop import plan_crops
@@ -276,10 +275,9 @@ def try_transform(views: Views) -> None:
     draws, size = torch.Generator().manual_seed(0), views.image_size
     noise = torch.randint(256, (1, views.channels, size, size), dtype=torch.uint8, generator=draws)
     views(noise, draws)
-    warnings.warn(
+    warn(
         f"views.transform = {views.transform.name!r} makes views one image at a time on the CPU, which is slower "
         "than Atoll's own",
-        stacklevel=3,
     )
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import tomli_w
 
 from atoll.core.config import describe
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.files import write_whole
 from atoll.core.imports import python_files
 from atoll.core.run_names import default_folder
@@ -120,7 +119,6 @@ def _check_coordinators_files(sites: int, images: Path | None, keys: Path | None
             )
     for option, path in (("--keys", keys), ("--images", images)):
         if path is not None and not path.exists():
-            warnings.warn(
+            warn(
                 f"{option} {path} does not exist here; the coordinator needs it when the run starts",
-                stacklevel=3,
             )

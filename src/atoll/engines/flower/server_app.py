@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import warnings
+
+from atoll.core.errors import warn
 
 
 def __getattr__(name: str) -> object:
     """Import on first use, because the new module is in a layer above this one."""
     if name.startswith("__"):
         raise AttributeError(name)
-    warnings.warn(
+    warn(
         "atoll.engines.flower.server_app is now atoll.commands.flower_server_app; write the app again with "
         "`atoll federate init`, or name the new module in its pyproject.toml",
         DeprecationWarning,
-        stacklevel=2,
     )
     return getattr(importlib.import_module("atoll.commands.flower_server_app"), name)
