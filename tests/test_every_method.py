@@ -55,6 +55,11 @@ NEEDS = {
         "options.dino.teacher_temperature=0.04",
         "model.projector_final_norm=plain",
     ),  # the paper's head and schedules are for hundreds of epochs
+    "fed_swav": (
+        "options.swav.prototypes=32",
+        "options.swav.queue=64",
+        "options.swav.local_crops=2",
+    ),  # the paper's queue and prototypes are for hundreds of epochs
     "multi_krum": ("options.multi_krum.byzantine=0",),  # with 1, four clients are one too few
     "scaffold": ("train.optimizer=sgd", "train.momentum=0", "train.lr=0.05"),
 }

@@ -31,6 +31,7 @@ AXES = {
 BESIDE: dict[str, tuple[str, ...]] = {
     "dcco": ("train.lr=1e-6",),  # at 0.001 its first step on so few images makes the networks useless
     "dino": ("options.dino.prototypes=64", "options.dino.local_crops=2"),
+    "swav": ("options.swav.prototypes=64", "options.swav.queue=8", "options.swav.queue_epochs=1"),
     "dino.local_crops": ("data.image_size=16",),
     "dino.warmup_rounds": ("options.dino.warmup_rounds=1",),
     "dino.warmup_temperature": ("options.dino.warmup_rounds=2",),

@@ -9,6 +9,12 @@ MISSED = ("method.merge=fedema", "model.predictor_hidden=[16]")  # resets a clie
 OBJECTIVES = {
     "byol": ("method.name=fed_byol",),
     "moco": ("method.name=fed_moco", "options.moco.queue=64"),
+    "swav": (
+        "method.name=fed_swav",
+        "options.swav.prototypes=12",
+        "options.swav.queue=40",
+        "options.swav.queue_epochs=0",
+    ),
     "dino": (
         "method.name=fed_dino",
         "options.dino.prototypes=12",

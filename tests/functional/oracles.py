@@ -168,6 +168,32 @@ def dino(student, teacher, centre, student_temperature, teacher_temperature):
     return total / pairs
 
 
+def swav_codes(scores, epsilon, iterations):
+    """Entry by entry: each prototype gets N/K, then each sample 1."""
+    n, k = len(scores), len(scores[0])
+    q = [[math.exp(s / epsilon) for s in row] for row in scores.tolist()]
+    for _ in range(iterations):
+        mass = [sum(q[i][j] for i in range(n)) for j in range(k)]
+        q = [[q[i][j] * n / (k * mass[j]) for j in range(k)] for i in range(n)]
+        q = [[one / sum(row) for one in row] for row in q]
+    return torch.tensor(q, dtype=torch.float64)
+
+
+def swav(scores, codes, temperature):
+    """View by view, image by image."""
+    losses = []
+    for u, given in enumerate(codes.tolist()):
+        for v, seen in enumerate(scores.tolist()):
+            if u == v:
+                continue
+            total = 0.0
+            for q, s in zip(given, seen, strict=True):
+                soft = [math.exp(one / temperature) for one in s]
+                total -= sum(a * math.log(b / sum(soft)) for a, b in zip(q, soft, strict=True))
+            losses.append(total / len(given))
+    return sum(losses) / len(losses)
+
+
 def barlow_twins(z1, z2, lambd, unbiased):
     loss = 0.0
     for i, a in enumerate(columns(z1, unbiased)):

@@ -2,9 +2,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
 
-from atoll.functional import assignment_loss, sinkhorn_assignments
+from atoll.functional import assignment_loss, sinkhorn_assignments, swav, swav_codes
 
+from . import oracles
 from .oracles import dot, normalised, rows
 
 SCORES = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.0, 1.0]], dtype=torch.float64)
@@ -94,3 +98,54 @@ def test_assignments_of_a_zero_row_are_even():
     assert loss.item() == pytest.approx(math.log(4))
     loss.backward()
     assert zero.grad.isfinite().all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.integers(1, 6), k=st.integers(1, 6), iterations=st.integers(1, 4), seed=st.integers(0, 99))
+def test_swavs_codes_against_loops(n, k, iterations, seed):
+    scores = torch.tanh(rows(n, k, seed))
+    expected = oracles.swav_codes(scores, 0.2, iterations)
+    torch.testing.assert_close(swav_codes(scores, 0.2, iterations), expected)
+
+
+def test_swavs_codes_are_balanced_in_the_limit_and_do_not_overflow():
+    scores = torch.nn.functional.normalize(rows(40, 8)) @ torch.nn.functional.normalize(rows(4, 8, 1)).T
+    codes = swav_codes(scores, iterations=300)
+    torch.testing.assert_close(codes.sum(dim=0), torch.full((4,), 10.0, dtype=torch.float64))
+    torch.testing.assert_close(codes.sum(dim=1), torch.ones(40, dtype=torch.float64))
+    sharp = swav_codes(scores.float(), epsilon=1e-3)
+    assert sharp.isfinite().all()
+    torch.testing.assert_close(sharp.sum(dim=1), torch.ones(40))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    views=st.integers(2, 5),
+    seen=st.integers(1, 2),
+    n=st.integers(1, 4),
+    k=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_swav_against_loops(views, seen, n, k, seed):
+    scores = rows(views * n, k, seed).reshape(views, n, k)
+    codes = rows(seen * n, k, seed + 1).softmax(dim=1).reshape(seen, n, k)
+    expected = oracles.swav(scores, codes, 0.3)
+    assert float(swav(scores, codes, 0.3)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_swavs_codes_are_constants_and_its_gradient_is_right():
+    scores, codes = (
+        rows(6, 4).reshape(2, 3, 4).requires_grad_(),
+        rows(6, 4, 1).softmax(dim=1).reshape(2, 3, 4),
+    )
+    codes.requires_grad_()
+    assert gradcheck(lambda s: swav(s, codes, 0.5), (scores,))
+    swav(scores, codes).backward()
+    assert codes.grad is None
+    assert not swav_codes(scores[0]).requires_grad
+
+
+@pytest.mark.parametrize(("views", "seen"), [(1, 1), (2, 3), (2, 0)])
+def test_swav_refuses_codes_that_do_not_fit(views, seen):
+    with pytest.raises(ValueError, match=r"expected scores \(V, N, K\) and codes \(G, N, K\) with V >= 2"):
+        swav(torch.zeros(views, 4, 3), torch.zeros(seen, 4, 3))

@@ -48,11 +48,11 @@ class TrainOptions(Options, section="train"):
         compile: Compile the encoder for full batches (``torch.compile``). This needs a C++ compiler and takes
             minutes when a run starts; on a CPU it gains little. The last bits of the result depend on it.
         cuda_graphs: On a GPU, record all kernels of a client's second step and replay them with one call in its
-            later steps (CUDA graphs). This is faster if kernels are short, and takes more memory; the result is the
-            same. Smaller batches are computed as usual, and so are all steps of FedDINO, FedMAR, DecMAR and
-            components that do not say that they can be replayed, of networks that draw random numbers, of clients
-            with fewer than five steps, and with ``accumulate`` or ``checkpoint_gradients``. With ``compile``, the
-            methods that cannot be recorded replay the encoder's passes alone.
+            later steps (CUDA graphs). This is faster if kernels are short, and takes more memory; the result is
+            the same. Smaller batches are computed as usual, and so are all steps of FedDINO, FedSwAV, FedMAR,
+            DecMAR and components that do not say that they can be replayed, of networks that draw random numbers,
+            of clients with fewer than five steps, and with ``accumulate`` or ``checkpoint_gradients``. With
+            ``compile``, the methods that cannot be recorded replay the encoder's passes alone.
         accumulate: Number of parts into which a batch is split. The optimiser takes one step with the sum of the
             parts' gradients, weighted by their sizes. If the loss is a mean over samples, this is the step of the
             whole batch. A contrastive loss takes its negatives from the same part only, and BatchNorm and other

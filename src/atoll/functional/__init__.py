@@ -7,7 +7,7 @@ to zero, with gradient zero.
 
 from atoll.functional.aggregation import angular_divergence, metropolis_weights, min_norm_weights
 from atoll.functional.agreement import alignment, byol, masked_reconstruction, simsiam
-from atoll.functional.clustering import assignment_loss, sinkhorn_assignments
+from atoll.functional.clustering import assignment_loss, sinkhorn_assignments, swav, swav_codes
 from atoll.functional.contrastive import (
     dictionary_contrast,
     model_contrast,
@@ -98,6 +98,8 @@ __all__ = [
     "spectral_gap",
     "sphere_sliced_uniformity",
     "supcon",
+    "swav",
+    "swav_codes",
     "trajectory_plane",
     "triplet",
     "uniformity",

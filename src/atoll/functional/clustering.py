@@ -1,4 +1,4 @@
-"""Balanced soft assignment of samples to clusters."""
+"""Balanced soft assignments of samples to clusters (Orchestra, SwAV), and losses that predict them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from atoll.functional._tensors import check_positive, check_rows, check_width, full_precision, unit
+from atoll.functional._views import check_views, entropy_between_views
 
 
 @full_precision
@@ -91,3 +92,76 @@ def assignment_loss(target: Tensor, online: Tensor, centroids: Tensor, temperatu
     assigned = (unit(target.detach()) @ centroids.T / temperature).softmax(dim=1)
     log_predicted = (unit(online) @ centroids.T / temperature).log_softmax(dim=1)
     return -(assigned * log_predicted).sum(dim=1).mean()
+
+
+@full_precision
+@torch.no_grad()
+def swav_codes(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
+    """Codes of a batch: soft assignments to prototypes, all of which get nearly the same mass.
+
+    Q = diag(u) exp(S/ε) diag(v), by Sinkhorn and Knopp's scaling of columns to N/K and then of rows to 1. The codes
+    are constants: no gradient flows.
+
+    Args:
+        scores: S, cosines of embeddings and prototypes.
+        epsilon: ε; a larger one gives smoother codes.
+        iterations: Number of scalings of columns and rows.
+
+    Shape:
+        scores: (N, K). Output: (N, K), rows of sum 1.
+
+    Raises:
+        ValueError: If `scores` is not (N, K), or a number is not positive.
+
+    Reference:
+        Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, 2020, Eqs. 3-5.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import swav_codes
+        >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # both samples prefer the first prototype
+        >>> swav_codes(scores)  # which must not get more than its share
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
+    """
+    check_rows(scores=scores)
+    check_positive(epsilon=epsilon, iterations=iterations)
+    # Common factors of columns and rows cancel, and logarithms neither overflow nor underflow.
+    log_q = scores / epsilon
+    for _ in range(iterations):
+        log_q = log_q.log_softmax(dim=0).log_softmax(dim=1)
+    return log_q.exp()
+
+
+@full_precision
+def swav(scores: Tensor, codes: Tensor, temperature: float = 0.1) -> Tensor:
+    """SwAV's loss: each view predicts the codes of the others.
+
+    L = mean over the pairs (u, v), u ≠ v, of −(1/N) Σ_i ⟨q_ui, log softmax(s_vi / τ)⟩. The codes are those of the
+    first views, the global crops, and are constants.
+
+    Args:
+        scores: s, cosines of embeddings and prototypes, of all views.
+        codes: q, of the first G views (`swav_codes`).
+        temperature: τ.
+
+    Shape:
+        scores: (V, N, K), V >= 2. codes: (G, N, K), 1 <= G <= V. Output: scalar.
+
+    Raises:
+        ValueError: If the shapes do not match or the temperature is not positive.
+
+    Reference:
+        Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, 2020, Eqs. 1, 2
+        and 6, as a mean.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import swav, swav_codes
+        >>> scores = torch.eye(2).expand(2, 2, 2)  # two views of two images, each at a prototype of its own
+        >>> round(swav(scores, torch.stack([swav_codes(view) for view in scores])).item(), 6)
+        4.5e-05
+    """
+    check_views("scores (V, N, K) and codes (G, N, K)", scores=scores, codes=codes)
+    check_positive(temperature=temperature)
+    return entropy_between_views(codes.detach(), scores / temperature)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from atoll.functional._tensors import check_positive, full_precision, shapes
+from atoll.functional._views import check_views, entropy_between_views
 
 
 @full_precision
@@ -44,19 +45,12 @@ def dino(
         >>> round(dino(flat, flat, centre=torch.zeros(8)).item(), 4)
         2.0794
     """
-    fits = student.ndim == teacher.ndim == 3 and student.shape[1:] == teacher.shape[1:]
-    views, globals_ = (len(student), len(teacher)) if fits else (0, 0)
-    if views < 2 or not 1 <= globals_ <= views or centre.shape != student.shape[2:]:
-        raise ValueError(
-            "expected student (V, N, K), teacher (G, N, K) and centre (K,) with V >= 2 and 1 <= G <= V, got "
-            + shapes(student=student, teacher=teacher, centre=centre)
-        )
+    check_views("student (V, N, K) and teacher (G, N, K)", student=student, teacher=teacher)
+    if centre.shape != student.shape[2:]:
+        raise ValueError(f"expected centre (K,), got {shapes(student=student, centre=centre)}")
     check_positive(student_temperature=student_temperature, teacher_temperature=teacher_temperature)
     targets = ((teacher.detach() - centre) / teacher_temperature).softmax(dim=2)
-    predicted = (student / student_temperature).log_softmax(dim=2)
-    entropies = -torch.einsum("unk,vnk->uv", targets, predicted) / student.shape[1]
-    same = torch.eye(globals_, views, dtype=torch.bool, device=student.device)
-    return entropies.masked_fill(same, 0.0).sum() / (globals_ * views - globals_)
+    return entropy_between_views(targets, student / student_temperature)
 
 
 @full_precision

@@ -14,6 +14,7 @@ from atoll.objectives.rotation import Rotation
 from atoll.objectives.sigreg import SIGReg
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
+from atoll.objectives.swav import SwAV
 from atoll.objectives.vicreg import VICReg
 
 FAMILY = "Self-supervised learning under FedAvg"
@@ -85,6 +86,13 @@ FED_DINO = Method(
     objective=DINO(),
     title="FedDINO",
     paper="Caron et al., Emerging Properties in Self-Supervised Vision Transformers, ICCV 2021, under FedAvg",
+    family=FAMILY,
+)
+
+FED_SWAV = Method(
+    objective=SwAV(),
+    title="FedSwAV",
+    paper="Caron et al., Contrasting Cluster Assignments, NeurIPS 2020, under FedAvg",
     family=FAMILY,
 )
 

@@ -65,6 +65,7 @@ from atoll.objectives.sigreg import SIGReg
 from atoll.objectives.simclr import SimCLR
 from atoll.objectives.simsiam import SimSiam
 from atoll.objectives.supcon import SupCon
+from atoll.objectives.swav import SwAV
 from atoll.objectives.vicreg import VICReg
 
 P = TypeVar("P", bound=Component)
@@ -96,6 +97,7 @@ OBJECTIVES: dict[str, type[Objective]] = by_name(
     SimCLR,
     SimSiam,
     SupCon,
+    SwAV,
     Triplet,
     VICReg,
 )
@@ -149,6 +151,7 @@ METHODS: dict[str, Method] = {
     "fed_moco_v1": fedavg_ssl.FED_MOCO_V1,
     "fed_sigreg": fedavg_ssl.FED_SIGREG,
     "fed_dino": fedavg_ssl.FED_DINO,
+    "fed_swav": fedavg_ssl.FED_SWAV,
     "fed_mae": fedavg_ssl.FED_MAE,
     "fed_pr": fedavg_ssl.FED_PR,
     "fed_ae": fedavg_ssl.FED_AE,
@@ -204,14 +207,12 @@ class MethodOptions:
     Attributes:
         name: Name of a method (``atoll methods`` lists them), or ``module:attribute`` of your code.
         objective: Name of an objective or ``module:attribute``; by default the method's objective.
-        terms: Names of the terms or ``module:attribute``, in order; ``[]`` for no terms; by default the method's
-            terms.
+        terms: Names of the terms or ``module:attribute``, in order; ``[]`` for none; by default the method's terms.
         merge: Name of a merge or ``module:attribute``; by default the method's merge.
         aggregation: Name of an aggregation or ``module:attribute``; by default the method's aggregation.
         server: Name of a server step or ``module:attribute``; by default the method's server step.
         share: Patterns over the names of weights, such as ``"encoder.*"``, that clients share; each client retains
-            its other weights and ends with a personal model. By default the method's patterns; if it has none, all
-            weights are shared.
+            its other weights and ends with a personal model. By default the method's; without any, all are shared.
     """
 
     name: str = "ssd"
@@ -306,9 +307,8 @@ def _title(method: Method, composed: Method, name: str) -> str:
         if getattr(composed, axis).name != getattr(method, axis).name:
             words.append(f"{axis} {getattr(composed, axis).name}")
     if [term.name for term in composed.terms] != [term.name for term in method.terms]:
-        words.append(
-            f"terms {' + '.join(term.name for term in composed.terms)}" if composed.terms else "no terms"
-        )
+        terms = " + ".join(term.name for term in composed.terms)
+        words.append(f"terms {terms}" if terms else "no terms")
     changes = (f" with {', '.join(words)}" if words else "") + (", each client alone" if alone else "")
     return (method.title or name) + changes if changes else method.title
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
-from atoll.components.base import VIEWS, Batch, ClientContext, Forward, Objective, Passes, Setting
+from atoll.components.base import Batch, ClientContext, Forward, Passes, Setting
 from atoll.core.schema import Count, Momentum, Positive, Whole
 from atoll.core.tree import Tree
 from atoll.functional import dino, moving_centre
 from atoll.objectives.momentum import encoding_weights, follow, start_target
+from atoll.objectives.multi_crop import MultiCrop, epochs_done
 
 TEACHER = (Forward("view1", "dino_teacher"), Forward("view2", "dino_teacher"))
-LOCAL = Forward("dino_local")
 HEAD = "prototypes"
 
 
@@ -42,16 +42,15 @@ class Prototypes(nn.Linear):
 
 
 @dataclass(frozen=True)
-class DINO(Objective):
+class DINO(MultiCrop):
     """L = mean over the pairs of a global crop u and another crop v of H(softmax((t_u − c)/τ_t), softmax(s_v/τ_s)).
 
-    The two views are the global crops, which student and teacher see; the local crops are small, and only the
-    student sees them. Their size and their scale are ``views.local_size`` and ``views.local_scale``. The teacher
-    follows the student, and the centre c follows the mean of the teacher's outputs.
+    Student and teacher see the global crops, and only the student sees the local ones. The teacher follows the
+    student, and the centre c follows the mean of the teacher's outputs.
 
     Attributes:
-        prototypes: K, the outputs of the head; 65,536 in the paper.
         local_crops: Number of local crops of an image; 0 for the two views alone.
+        prototypes: K, the outputs of the head; 65,536 in the paper.
         student_temperature: τ_s.
         teacher_temperature: τ_t, after the warm-up.
         warmup_temperature: τ_t in the first round, from which it rises linearly.
@@ -69,8 +68,8 @@ class DINO(Objective):
     name: ClassVar[str] = "dino"
     source: ClassVar[str] = "Caron et al. 2021, Eqs. 1-4"
     least_loss: ClassVar[float] = 0.0
-    prototypes: Count = 4096
     local_crops: Whole = 6
+    prototypes: Count = 4096
     student_temperature: Positive = 0.1
     teacher_temperature: Positive = 0.07
     warmup_temperature: Positive = 0.04
@@ -99,16 +98,7 @@ class DINO(Objective):
 
     def forwards(self) -> Sequence[Forward]:
         """Pass all crops through the local networks, and the global crops through the teacher."""
-        return (*VIEWS, *((LOCAL,) if self.local_crops else ()), *TEACHER)
-
-    def images(self) -> Sequence[str]:
-        """Name the local crops."""
-        return [f"local{number}" for number in range(1, self.local_crops + 1)]
-
-    def inputs(self, context: ClientContext, batch: Batch) -> dict[str, Tensor]:
-        """Join the local crops to one batch, as the released code does."""
-        crops = [batch.images[name] for name in self.images()]
-        return {LOCAL.images: torch.cat(crops)} if crops else {}
+        return (*self.crops, *TEACHER)
 
     def start(self, context: ClientContext) -> None:
         """Restore or initialise teacher and centre, and set the schedules' values of this round."""
@@ -127,9 +117,8 @@ class DINO(Objective):
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Cross-entropies of the student's outputs under the teacher's (Eqs. 1-3)."""
         scope, n = context.of(self), len(batch.indices)
-        epoch = (context.round - 1) * context.setting.train.epochs + batch.epoch
-        seen = [passes[forward].z for forward in self.forwards() if forward.network == "local"]
-        outputs = context.networks[HEAD](torch.cat(seen), epoch < self.fixed_epochs)
+        fixed = epochs_done(context, batch) < self.fixed_epochs
+        outputs = context.networks[HEAD](torch.cat([passes[crops].z for crops in self.crops]), fixed)
         targets = torch.stack([passes[view].head(HEAD, of="projector") for view in TEACHER])
         scope.outputs.append(targets)
         return dino(
