@@ -48,6 +48,25 @@ def test_crop_that_never_fits_is_torchvisions_middle(height, width):
     assert box == [theirs[name] for name in ("top", "left", "height", "width")]
 
 
+def test_the_ratio_is_width_to_height():
+    """Ratios on both sides of 1, as usual ones, cannot tell a crop from one on its side."""
+    options = ViewOptions("none", crop_scale=(0.25, 0.25), crop_ratio=(4.0, 4.0))
+    draw = make_views(options, 32, 3).draw(4, generator(), source=(32, 32))
+    assert {*zip(draw.height.tolist(), draw.width.tolist(), strict=True)} == {(8, 32)}
+
+
+def test_a_crop_of_no_pixel_does_not_fit():
+    """A hundredth of 16 pixels rounds to a side of 0, so the crop is that of the middle."""
+    draw = make_views(ViewOptions("none", crop_scale=(0.01, 0.01)), 4, 3).draw(3, generator())
+    assert draw.height.tolist() == draw.width.tolist() == [4] * 3
+
+
+def test_without_a_crop_the_whole_image_is_taken():
+    draw = make_views(ViewOptions("none"), 32, 3).draw(2, generator(), source=(20, 90))
+    box = zip(*(each.tolist() for each in (draw.top, draw.left, draw.height, draw.width)), strict=True)
+    assert [*box] == [(0, 0, 20, 90)] * 2
+
+
 def test_rates_and_ranges():
     n = 20_000
     chosen = ViewOptions("ssd", flip=0.3, blur=0.6, solarize=0.1, brightness=1.5, pad_crop=2, hue=0.2)

@@ -81,6 +81,8 @@ class TestOperations:
 
     def test_solarize(self):
         torch.testing.assert_close(ops.solarize_(FLOAT.clone(), 0.3), tv.solarize(FLOAT, 0.3))
+        at_threshold = torch.tensor([0.125, 0.25, 0.375])  # exact in binary
+        assert ops.solarize_(at_threshold, 0.25).tolist() == [0.125, 0.75, 0.625]
 
     def test_unknown_interpolation(self):
         with pytest.raises(UserError, match="did you mean 'bicubic'"):
@@ -92,7 +94,9 @@ class TestRotate90:
     def test_each_image_by_its_own_turns(self, images):
         turns = torch.arange(len(images)) - 4
         slow = [torch.rot90(x, int(k), (1, 2)) for x, k in zip(images, turns, strict=True)]
+        before = images.clone()
         assert torch.equal(rotate90(images, turns), torch.stack(slow))
+        assert torch.equal(images, before)
 
     def test_four_turns_are_none(self):
         turned = PHOTOS
@@ -103,6 +107,11 @@ class TestRotate90:
     def test_refuses_oblong_images(self):
         with pytest.raises(ValueError, match=r"\(2, 3, 4, 5\)"):
             rotate90(torch.zeros(2, 3, 4, 5), torch.zeros(2, dtype=torch.long))
+
+    @pytest.mark.parametrize("shape", [(1,), (3,), (2, 1), ()])
+    def test_refuses_another_number_of_turns(self, shape):
+        with pytest.raises(ValueError, match=r"one number of turns for each"):
+            rotate90(torch.zeros(2, 3, 4, 4), torch.zeros(shape, dtype=torch.long))
 
 
 @pytest.mark.parametrize("channels", [2, 6])

@@ -107,6 +107,14 @@ class TestApply:
         slow = [by_torchvision(images[i], draw[i : i + 1], views.settings, size) for i in range(len(images))]
         torch.testing.assert_close(views.apply(images, draw), torch.stack(slow), atol=2e-5, rtol=0)
 
+    @pytest.mark.parametrize("only", ["brightness", "contrast", "saturation", "hue"])
+    def test_a_jitter_of_one_kind(self, only):
+        views = make_views(ViewOptions("none", jitter=1.0, **{only: 0.4}), 32, 3)
+        draw = views.draw(4, generator())
+        slow = torch.stack([by_torchvision(PHOTOS[i], draw[i : i + 1], views.settings, 32) for i in range(4)])
+        assert not torch.allclose(slow, FLOAT[:4], atol=1e-2)
+        torch.testing.assert_close(views.apply(PHOTOS[:4], draw), slow, atol=2e-5, rtol=0)
+
     def test_digits(self):
         images = digits(24)
         views = make_views(ViewOptions("digits", blur=0.5, solarize=0.2), 8, 1)
@@ -156,6 +164,15 @@ class TestApply:
         for seed, made in zip(seeds, together, strict=True):
             torch.testing.assert_close(made, views(PHOTOS, generator(seed)), atol=1e-6, rtol=0)
         assert views.make(PHOTOS, []) == []
+
+    def test_several_batches_in_one_pass_are_those_made_one_by_one(self):
+        """Each batch is drawn by itself, so a generator gives the first batch's numbers before the second's."""
+        views, sizes = make_views(ViewOptions("ssd"), 32, 3), (5, 12, 7)
+        together = views.make(PHOTOS, [generator(3), generator(1)], sizes=sizes)
+        draws = [generator(3), generator(1)]
+        alone = [views.make(batch, draws) for batch in torch.split(PHOTOS, sizes)]
+        for made, batches in zip(together, zip(*alone, strict=True), strict=True):
+            torch.testing.assert_close(made, torch.cat(batches), atol=1e-6, rtol=0)
 
     def test_deterministic_and_leaves_the_images_alone(self):
         images = PHOTOS.clone()
