@@ -28,6 +28,7 @@ from atoll.engines.flower.masks import (
     to_numbers,
     unmask,
 )
+from atoll.engines.flower.site_errors import SiteError
 
 MODULUS = 2**32
 
@@ -107,6 +108,28 @@ def test_fewer_than_the_threshold_open_nothing():
         play(terms, 4, silent_shares=[0, 1, 2])
 
 
+def test_each_byte_of_a_clients_own_secret_is_drawn_anew():
+    """Only b_u protects a term that arrives after the key of its client's masks was opened."""
+    keys, states = {}, {}
+    for k in range(2):
+        states[k], keys[str(k)] = make_keys()
+    owns = [bytes.fromhex(share_secrets(states[0], 0, keys, 2)[0]["own"]) for _ in range(12)]
+    assert {len(own) for own in owns} == {32}
+    assert all(len(set(column)) > 4 for column in zip(*owns, strict=True))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_fewer_shares_than_the_threshold_open_no_key(count):
+    """Of a client that dropped out; the others would know all masks of its pairs."""
+    terms = drawn(6)
+    _, _, states = play(terms, 4, silent_terms=[5])
+    keys, stayed = states[0]["keys"], list(range(5))
+    shares = [reveal(states[k], k, stayed)["5"] for k in stayed]
+    unmask(terms[0], keys, stayed, {5: shares[:4]})
+    with pytest.raises(ValueError, match="the shares of client 5 do not give its secret"):
+        unmask(terms[0], keys, stayed, {5: shares[:count]})
+
+
 def test_too_few_shares_do_not_give_the_sum():
     with pytest.raises(ValueError, match="the shares of client 0 do not give its secret"):
         play(drawn(6), 4, silent_reveals=[0, 1, 2])
@@ -122,14 +145,22 @@ def test_a_client_notices_replaced_keys_and_damaged_shares():
         share_secrets(states[0], 0, {**keys, "2": keys["1"]}, 2)  # one client in two roles
     with pytest.raises(ValueError, match="too few"):
         share_secrets(states[0], 0, keys, 1)
-    with pytest.raises(ValueError, match="the keys of client 2 for secure aggregation are no public keys"):
-        share_secrets(states[0], 0, {**keys, "2": {"mask": "00", "share": keys["2"]["share"]}}, 2)
+    with pytest.raises(ValueError, match="too few"):
+        share_secrets(states[0], 0, keys, 4)
+    for purpose in ("mask", "share"):
+        with pytest.raises(ValueError, match="keys of client 2 for secure aggregation are no public keys"):
+            share_secrets(states[0], 0, {**keys, "2": {**keys["2"], purpose: "00"}}, 2)
     boxes = {}
     for k in range(3):
         states[k], boxes[k], _ = share_secrets(states[k], k, keys, 2)
     term = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="the shares of clients 1, 2 are damaged, or of other keys"):
         mask(states[0], 0, {"1": boxes[2]["0"], "2": boxes[1]["0"]}, term)
+    received = {"1": boxes[1]["0"], "2": boxes[2]["0"]}
+    mask(states[0], 0, received, term)
+    for stranger in ("0", "3"):  # itself, and a client that has sent no keys
+        with pytest.raises(SiteError, match="clients take part in the sum"):
+            mask(states[0], 0, {**received, stranger: boxes[1]["0"]}, term)
 
 
 def damaged(state, keys):
