@@ -164,16 +164,26 @@ def test_a_client_notices_replaced_keys_and_damaged_shares():
 
 
 def damaged(state, keys):
-    """Boxes of client 2 for client 0 without a share: of another key, without a sender, and empty."""
+    """Boxes of client 2 for client 0 without a share of client 2: of another key, without a sender, empty, a box
+    of client 0 for client 2 that comes back, and boxes for another client and of another one."""
     agreed = generate_shared_key(
         bytes_to_private_key(bytes.fromhex(state["share"])),
         bytes_to_public_key(bytes.fromhex(keys["0"]["share"])),
     )
     other = encrypt(Fernet.generate_key(), b"another key")
-    return [other, encrypt(agreed, b"short"), encrypt(agreed, share_keys_plaintext_concat(2, 0, b"", b""))]
+    texts = [
+        share_keys_plaintext_concat(source, target, *shares)
+        for source, target, shares in (
+            (2, 0, (b"", b"")),
+            (0, 2, (b"own", b"key")),
+            (2, 1, (b"own", b"key")),
+            (1, 0, (b"own", b"key")),
+        )
+    ]
+    return [other, *(encrypt(agreed, text) for text in (b"short", *texts))]
 
 
-@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("which", range(6))
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_client_leaves_out_one_damaged_share_and_takes_part(which, stays):
     states, keys, boxes = {}, {}, {}
@@ -263,6 +273,14 @@ def test_shares_of_a_key_with_a_password_are_refused():
     keys = {str(k): make_keys()[1] for k in range(3)}
     with pytest.raises(ValueError, match="shares of client 0 do not give its secret: Password was not given"):
         unmask(torch.zeros(3, dtype=torch.int64), keys, [1, 2], {0: shares})
+
+
+@pytest.mark.parametrize("stayed", [[1, 2, 3], [0, 1, 1, 1], [0, 1, 7], [0, 1, 2, 7]])
+def test_a_client_opens_shares_only_for_itself_and_enough_clients_that_it_knows(stayed):
+    """Otherwise, a coordinator could open its key, or a sum of fewer clients than the threshold."""
+    _, _, states = play(drawn(4), 3)
+    with pytest.raises(SiteError, match="clients stayed in the sum, and 3 must"):
+        reveal(states[0], 0, stayed)
 
 
 def test_the_two_secrets_of_a_client_are_never_opened_together():
