@@ -8,10 +8,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
+import numpy as np
 import torch
 from cryptography.fernet import Fernet
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt, generate_shared_key
 from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat
@@ -116,6 +118,24 @@ def test_each_byte_of_a_clients_own_secret_is_drawn_anew():
     owns = [bytes.fromhex(share_secrets(states[0], 0, keys, 2)[0]["own"]) for _ in range(12)]
     assert {len(own) for own in owns} == {32}
     assert all(len(set(column)) > 4 for column in zip(*owns, strict=True))
+
+
+def test_the_masks_of_pairs_cancel_and_are_other_ones_in_each_round():
+    """What is left of a masked term without the term and b_u's mask, the key stream of ChaCha20."""
+    terms, found = drawn(3, size=5_000), []
+    for _ in range(2):
+        _, masked, states = play(terms, 2)
+        left = []
+        for k in range(3):
+            cipher = Cipher(algorithms.ChaCha20(bytes.fromhex(states[k]["own"]), bytes(16)), mode=None)
+            words = np.frombuffer(cipher.encryptor().update(bytes(4 * 5_000)), "<u4").astype(np.int64)
+            left.append((to_numbers(masked[k]) - terms[k] - torch.from_numpy(words)) % MODULUS)
+        assert torch.equal(added(left), torch.zeros(5_000, dtype=torch.int64))
+        found += left
+    for one, other in itertools.combinations(found, 2):
+        assert int((one == other).sum()) < 3
+    for numbers in found:
+        assert float(numbers.double().mean() / MODULUS) == pytest.approx(0.5, abs=0.03)  # 7 deviations
 
 
 @pytest.mark.parametrize("count", [2, 3])
