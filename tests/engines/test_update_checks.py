@@ -1,7 +1,8 @@
 """Promise 4: updates are checked at the door."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from atoll.aggregation.fedavg import FedAvg
 from atoll.aggregation.private import PrivateFedAvg
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.aggregation.update_geometry import UpdateGeometry
+from atoll.components.base import Term
+from atoll.components.declaration import TensorSpec
 from atoll.engines.update_checks import UpdateChecks
+from atoll.methods.method import Method
 from tests.folds import setting
 from tests.updates import (
     A_LOSS,
@@ -292,6 +296,8 @@ def test_other_clients_do_not_decide_over_updates_that_are_clipped(aggregation):
     assert "beyond the bound of 3 (train.first_norm)" in of(3.1)
     assert isinstance(of(0.01, loss=9e5), UpdateGeometry)  # a hundred at most, if earlier losses counted
     assert isinstance(of(0.01, weighs=0.0), UpdateGeometry)  # exp(5) times the largest weight so far
+    if "loss" in aggregation.statistics:
+        assert guard.weighed({"loss": 0.0}) == {"loss": 0.0}
 
 
 def test_running_statistics_are_bounded_by_earlier_ones():
@@ -320,6 +326,44 @@ def test_running_statistics_are_bounded_by_earlier_ones():
     assert isinstance(moved_by(received / 100), UpdateGeometry)
     guard.close_round()
     assert isinstance(moved_by(5 * received), UpdateGeometry)
+
+
+@dataclass(frozen=True)
+class Embeddings(Term):
+    """A term that sends numbers on the scale of embeddings, or on that of weights."""
+
+    name: ClassVar[str] = "embeddings"
+    follows: bool = True
+
+    def declares(self, setting):
+        return TensorSpec((2,), follows_embeddings=self.follows)
+
+
+@pytest.mark.parametrize(
+    ("follows", "norms", "bound"),
+    [
+        (False, [], 3.0),
+        (False, [0.1, 0.1, 9.0], 1.0),
+        (True, [], 1e6),
+        (True, [0.1, 0.1, 9.0], 1e6),
+        (True, [5e5, 5e5, 9.0], 5e6),
+    ],
+)
+def test_a_slice_on_the_scale_of_embeddings_may_grow_by_orders_of_magnitude(follows, norms, bound):
+    """Its bound is 10⁶ or follows from earlier rounds, whichever is larger."""
+    method = Method(objective=METHOD.objective, terms=(Embeddings(follows=follows),), aggregation=FedAvg())
+    guard = UpdateChecks(method, setting(norm_factor=10.0, first_norm=3.0), frozenset(MODEL))
+    for norm in norms:
+        guard.history.add({"slice of embeddings": norm})
+    guard.close_round()
+
+    def of(norm):
+        losses = {"loss": 1.0, "simclr": 1.0, "embeddings": 1.0}
+        parts = {"embeddings": torch.tensor([0.6, 0.8]) * norm}
+        return guard.examine(update(weights=MODEL, losses=losses, parts=parts), {"global": MODEL})
+
+    assert isinstance(of(bound * 0.999), UpdateGeometry)
+    assert f"beyond the bound of {bound:.4g}" in of(bound * 1.001)
 
 
 def test_long_and_strange_names_are_shortened_in_the_sentence():
