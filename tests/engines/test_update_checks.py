@@ -23,6 +23,7 @@ from tests.updates import (
     LOSSES,
     METHOD,
     MODEL,
+    STATISTICS,
     asked,
     checks,
     healthy,
@@ -364,6 +365,62 @@ def test_a_slice_on_the_scale_of_embeddings_may_grow_by_orders_of_magnitude(foll
 
     assert isinstance(of(bound * 0.999), UpdateGeometry)
     assert f"beyond the bound of {bound:.4g}" in of(bound * 1.001)
+
+
+@dataclass(frozen=True)
+class Undeclared(Term):
+    """A term that declares nothing of what it sends."""
+
+    name: ClassVar[str] = "undeclared"
+
+    def finish(self, context):
+        return {"anything": 1}
+
+
+@pytest.mark.parametrize(
+    ("sent", "fault"),
+    [
+        ({"a": [torch.ones(2), torch.tensor([0.0, math.inf])]}, "values that are not finite"),
+        (torch.tensor([1.0, math.nan]), "values that are not finite"),
+        ([torch.zeros(2).to(torch.float8_e4m3fn)], "torch.float8_e4m3fn, which is not supported"),
+        (torch.zeros(2, dtype=torch.complex64), "torch.complex64, which is not supported"),
+        ([torch.ones(2), torch.tensor([3])], None),
+    ],
+)
+def test_tensors_of_a_slice_without_a_declaration_are_finite_and_of_a_known_type(sent, fault):
+    method = Method(objective=METHOD.objective, terms=(Undeclared(),), aggregation=FedAvg())
+    losses = {**LOSSES, "undeclared": 1.0}
+    verdict = UpdateChecks(method, setting(), frozenset(MODEL)).examine(
+        update(losses=losses, parts={"undeclared": sent}), {"global": MODEL}
+    )
+    if fault is None:
+        assert isinstance(verdict, UpdateGeometry)
+    else:
+        assert verdict == f"its slice of 'undeclared' contains {fault}"
+
+
+def test_a_variance_may_be_0():
+    """As of a channel that is constant."""
+    still = healthy(**{"bn.running_var": torch.zeros(3)})
+    assert isinstance(known().examine(still, {"global": MODEL}, asked()), UpdateGeometry)
+
+
+@pytest.mark.parametrize(("counted", "fits"), [(9, True), (0, True), (-1, False)])
+def test_a_merge_may_retain_a_counter_below_that_of_the_model(counted, fits):
+    where = replace(setting(), running_statistics=STATISTICS)
+    update = healthy(**{"bn.num_batches_tracked": torch.tensor(counted)})
+    verdict = UpdateChecks(METHOD, where, frozenset(MODEL)).examine(update, {"global": MODEL})
+    assert isinstance(verdict, UpdateGeometry) == fits
+    assert fits or f"counts {counted} batches" in verdict
+
+
+@pytest.mark.parametrize("name", ["loss", "simclr"])
+def test_a_loss_at_its_least_value_may_be_below_it_by_rounding(name):
+    def of(value):
+        return checks().examine(update(losses={**LOSSES, name: value}), {"global": MODEL})
+
+    assert isinstance(of(-9e-4), UpdateGeometry)
+    assert of(-1.1e-3) == f"its loss {name!r} is -0.0011, and it cannot be below 0"
 
 
 def test_long_and_strange_names_are_shortened_in_the_sentence():
