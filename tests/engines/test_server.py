@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from atoll.components.base import VIEWS, Objective
+from atoll.core.errors import UserError
 from atoll.core.tree import clone
 from atoll.engines.federation import Federation
 from atoll.engines.server import TooFewUpdatesError
@@ -90,6 +91,20 @@ def test_a_model_that_an_earlier_update_spoiled_is_named_as_a_cause(trained):
     far = {client: scaled(update, 1000.0) for client, update in good.items()}
     with pytest.raises(TooFewUpdatesError, match=r"suspect an update that an earlier round .* spoiled"):
         server_of(trained).run_round(Fixed(far))
+
+
+def test_jobs_are_in_the_order_of_ids_and_name_each_clients_valid_state(trained, monkeypatch):
+    server = server_of(trained)
+    server.valid = {3: 1, 1: 4}
+    monkeypatch.setattr(server, "cohort", lambda round: [3, 0, 1])
+    messages = [job.message for job in server.jobs(5)]
+    assert [(m["client"], m["kept"], m["round"]) for m in messages] == [(0, 0, 5), (1, 4, 5), (3, 1, 5)]
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"valid": {"4": 1}}])
+def test_a_checkpoint_of_another_seed_or_of_more_clients_is_refused(trained, change):
+    with pytest.raises(UserError, match="belongs to another run"):
+        Rounds("method.name=l_dawa").server.restore({**clone(trained[0]), **change})
 
 
 def test_half_is_not_too_few(trained):
