@@ -15,6 +15,7 @@ from atoll.aggregation.fedavg import Weighing
 from atoll.components.base import Update
 from atoll.core.errors import UserError
 from atoll.engines.update_checks import WEIGHING, UpdateChecks
+from atoll.papers.figures import figure_of
 from atoll.papers.published import find_published
 from atoll.papers.rows import Row, make_rows
 from atoll.papers.tables import listed, load_table, table_names
@@ -211,7 +212,13 @@ def test_published_values_are_found_by_keys_that_fit_one() -> None:
 
 def test_the_table_on_the_page_is_one(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
-    (tmp_path / "page.toml").write_text(re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0])
-    rows = make_rows(*_loaded(tmp_path / "page.toml"))
+    parts = re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "page.toml").write_text("".join(parts))
+    table, *rest = _loaded(tmp_path / "page.toml")
+    rows = make_rows(table, *rest)
     assert [row.name for row in rows] == ["iid-scale5", "iid-scale10", "skewed-scale5", "skewed-scale10"]
     assert [row.recipe.composed.terms[0].scale for row in rows[:2]] == [5.0, 10.0]
+    figure = figure_of(table)
+    assert figure is not None
+    (panel,) = figure.panels
+    assert [row.name for row in panel.choose(rows)] == ["skewed-scale5", "skewed-scale10"]

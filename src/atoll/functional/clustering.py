@@ -157,9 +157,9 @@ def swav(scores: Tensor, codes: Tensor, temperature: float = 0.1) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from atoll.functional import swav, swav_codes
-        >>> scores = torch.eye(2).expand(2, 2, 2)  # two views of two images, each at a prototype of its own
-        >>> round(swav(scores, torch.stack([swav_codes(view) for view in scores])).item(), 6)
+        >>> from atoll.functional import swav
+        >>> own = torch.eye(2).expand(2, 2, 2)  # two views of two images, each at a prototype of its own
+        >>> round(swav(own, codes=own).item(), 6)
         4.5e-05
     """
     check_views("scores (V, N, K) and codes (G, N, K)", scores=scores, codes=codes)
