@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from atoll.functional import assignment_loss, sinkhorn_assignments, swav, swav_codes
+from atoll.functional import assignment_loss, sinkhorn_assignments, swav, swav_codes, swav_scores
 
 from . import oracles
 from .oracles import dot, normalised, rows
@@ -149,3 +149,15 @@ def test_swavs_codes_are_constants_and_its_gradient_is_right():
 def test_swav_refuses_codes_that_do_not_fit(views, seen):
     with pytest.raises(ValueError, match=r"expected scores \(V, N, K\) and codes \(G, N, K\) with V >= 2"):
         swav(torch.zeros(views, 4, 3), torch.zeros(seen, 4, 3))
+
+
+def test_swavs_scores_are_cosines_in_full_precision():
+    z, c = rows(6, 5).reshape(2, 3, 5), torch.nn.functional.normalize(rows(4, 5, 1))
+    expected = [[[dot(normalised(row), p) for p in c.tolist()] for row in view] for view in z.tolist()]
+    torch.testing.assert_close(swav_scores(z, c), torch.tensor(expected, dtype=torch.float64))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = swav_scores(z.float(), c.float())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match=r"expected z \(..., d\) and prototypes \(K, d\)"):
+        swav_scores(z, c[:, 1:])

@@ -7,7 +7,7 @@ to zero, with gradient zero.
 
 from atoll.functional.aggregation import angular_divergence, metropolis_weights, min_norm_weights
 from atoll.functional.agreement import alignment, byol, masked_reconstruction, simsiam
-from atoll.functional.clustering import assignment_loss, sinkhorn_assignments, swav, swav_codes
+from atoll.functional.clustering import assignment_loss, sinkhorn_assignments, swav, swav_codes, swav_scores
 from atoll.functional.contrastive import (
     dictionary_contrast,
     model_contrast,
@@ -100,6 +100,7 @@ __all__ = [
     "supcon",
     "swav",
     "swav_codes",
+    "swav_scores",
     "trajectory_plane",
     "triplet",
     "uniformity",

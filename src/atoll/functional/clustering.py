@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.functional._tensors import check_positive, check_rows, check_width, full_precision, unit
+from atoll.functional._tensors import check_positive, check_rows, check_width, full_precision, shapes, unit
 from atoll.functional._views import check_views, entropy_between_views
 
 
@@ -92,6 +92,38 @@ def assignment_loss(target: Tensor, online: Tensor, centroids: Tensor, temperatu
     assigned = (unit(target.detach()) @ centroids.T / temperature).softmax(dim=1)
     log_predicted = (unit(online) @ centroids.T / temperature).log_softmax(dim=1)
     return -(assigned * log_predicted).sum(dim=1).mean()
+
+
+@full_precision
+def swav_scores(z: Tensor, prototypes: Tensor) -> Tensor:
+    """Scores of embeddings and prototypes: their cosines, S = z̄ Cᵀ.
+
+    z̄ is z projected onto the unit sphere.
+
+    Args:
+        z: Embeddings.
+        prototypes: C, on the unit sphere.
+
+    Shape:
+        z: (..., d). prototypes: (K, d). Output: (..., K).
+
+    Raises:
+        ValueError: If the shapes do not match.
+
+    Reference:
+        Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, 2020, Eq. 2.
+
+    Example:
+        >>> import torch
+        >>> from atoll.functional import swav_scores
+        >>> swav_scores(torch.tensor([[3.0, 4.0]]), prototypes=torch.eye(2))
+        tensor([[0.6000, 0.8000]])
+    """
+    if z.ndim < 1 or prototypes.ndim != 2 or z.shape[-1] != prototypes.shape[1]:
+        raise ValueError(
+            f"expected z (..., d) and prototypes (K, d), got {shapes(z=z, prototypes=prototypes)}"
+        )
+    return unit(z) @ prototypes.T
 
 
 @full_precision

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import normalize
 
 from atoll.components.base import Batch, ClientContext, Forward, Passes, Setting
 from atoll.core.schema import Count, Positive, Whole
 from atoll.core.tree import Tree
-from atoll.functional import swav, swav_codes
+from atoll.functional import swav, swav_codes, swav_scores
 from atoll.objectives.multi_crop import MultiCrop, epochs_done
 
 HEAD = "prototypes"
@@ -74,13 +74,13 @@ class SwAV(MultiCrop):
         scope, n, epoch = context.of(self), len(batch.indices), epochs_done(context, batch)
         trained = context.networks[HEAD].get_parameter("weight")
         prototypes = trained.detach()
-        z = normalize(torch.cat([passes[crops].z for crops in self.crops]).float(), dim=1)
-        scores = linear(z, prototypes if epoch < self.fixed_epochs else trained).view(-1, n, self.prototypes)
+        z = torch.cat([passes[crops].z for crops in self.crops]).view(-1, n, context.setting.embedding_dim)
+        scores = swav_scores(z, prototypes if epoch < self.fixed_epochs else trained)
         codes_of = scores[:2].detach()
         if self.queue:
-            scope.embeddings.append(z[: 2 * n].detach().view(2, n, -1))
+            scope.embeddings.append(normalize(z[:2].detach().to(prototypes), dim=2))
             if scope.queue.shape[1] == self.queue and epoch >= self.queue_epochs:
-                codes_of = torch.cat([codes_of, linear(scope.queue, prototypes)], dim=1)
+                codes_of = torch.cat([codes_of, swav_scores(scope.queue, prototypes)], dim=1)
         codes = [swav_codes(view, self.epsilon, self.iterations)[:n] for view in codes_of]
         return swav(scores, torch.stack(codes), self.temperature)
 
