@@ -40,7 +40,17 @@ def test_other_instructions_are_a_difference(variable):
     )
     other = json.loads(done.stdout)
     assert difference(environment(CPU, 1), other)
-    assert difference(other, {**other, "processor": "another model"}) is None
+
+
+def test_another_makers_processor_is_a_difference_and_another_model_is_not():
+    """An Intel Xeon and an AMD EPYC, both with AVX-512, train other weights."""
+    here = {**environment(CPU, 1), "processor": "AMD EPYC"}
+    assert difference(here, {**here, "processor": "AMD EPYC 9654 96-Core Processor"}) is None
+    other = {**here, "processor": "Intel(R) Xeon(R) Processor"}
+    expected = "processor = AMD EPYC, and here it is Intel(R) Xeon(R) Processor"
+    assert difference(here, other) == expected
+    before = {key: value for key, value in here.items() if key != "processor"}
+    assert difference(before, here) is None
 
 
 def incompatible():

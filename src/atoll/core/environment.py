@@ -27,9 +27,8 @@ VARIABLES = (
     "MKL_ENABLE_INSTRUCTIONS",
     "MKL_CBWR",
 )
-# Models of a processor of the same capability compute with the same instructions; for Python, see `other_code`.
-NOT_COMPARED = ("processor", "python")
-LATER = ("cudnn",)  # not recorded by earlier versions of Atoll, whose runs can be resumed
+NOT_COMPARED = ("python",)  # see `other_code`
+LATER = ("cudnn", "processor")  # not recorded by earlier versions of Atoll, whose runs can be resumed
 CODE = "code of "  # comes before a name, module:attribute
 UNKNOWN = "unknown"  # replaces a fingerprint that cannot be computed
 # Fingerprints of code at its import; the code may change global values when it runs.
@@ -120,9 +119,18 @@ def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str |
     for key in dict.fromkeys([*before, *now]):
         compared = key not in NOT_COMPARED and not key.startswith(CODE)
         unknown = key in LATER and not (key in before and key in now)
-        if compared and not unknown and before.get(key) != now.get(key):
+        if compared and not unknown and _instructions(key, before) != _instructions(key, now):
             return f"{key} = {before.get(key, 'unset')}, and here it is {now.get(key, 'unset')}"
     return None
+
+
+def _instructions(key: str, found: Mapping[str, object]) -> object:
+    """What chooses instructions: a value, but of a processor's model its maker.
+
+    MKL has other code for each maker's processors, even if their capability is the same.
+    """
+    value = found.get(key)
+    return str(value).partition(" ")[0] if key == "processor" else value
 
 
 def in_words(found: Mapping[str, object]) -> str:
