@@ -56,18 +56,6 @@ def test_the_centre_is_the_moving_mean_of_the_teachers_outputs():
     assert scope.centre.abs().max() > 0
 
 
-def test_the_prototypes_rest_in_the_first_epochs_of_the_run_and_then_train():
-    options = (*DINO, "train.epochs=2", "options.dino.fixed_epochs=3")
-    for round, epoch, trains in ((1, 0, False), (1, 1, False), (2, 0, False), (2, 1, True), (3, 0, True)):
-        steps = Steps(*options, round=round)
-        batch = steps.batch()
-        batch.epoch = epoch
-        steps.client.step(batch).backward()
-        assert (steps.networks["prototypes"].weight.grad is not None) == trains
-        assert all(p.grad is not None for p in steps.networks["encoder"].parameters())
-        assert all(p.grad is None for p in steps.client.copies["dino_teacher"].parameters())
-
-
 def test_momentum_and_temperature_follow_their_schedules():
     options = (*DINO, "train.rounds=8", "options.dino.warmup_rounds=4")
     for round in (1, 2, 5, 8):

@@ -74,17 +74,6 @@ def test_the_prototypes_have_length_1_in_each_step_and_when_they_are_sent():
     torch.testing.assert_close(after.norm(dim=1), ones)
 
 
-def test_the_prototypes_rest_in_the_first_epochs_of_the_run_and_then_train():
-    options = (*SWAV, "train.epochs=2", "options.swav.fixed_epochs=3")
-    for round, epoch, trains in ((1, 0, False), (1, 1, False), (2, 0, False), (2, 1, True), (3, 0, True)):
-        steps = Steps(*options, round=round)
-        batch = steps.batch()
-        batch.epoch = epoch
-        steps.client.step(batch).backward()
-        assert (steps.networks["prototypes"].weight.grad is not None) == trains
-        assert all(p.grad is not None for p in steps.networks["encoder"].parameters())
-
-
 def test_the_queue_counts_once_it_is_full_and_holds_the_newest_embeddings():
     steps = Steps(*SWAV, "options.swav.queue=30", "options.swav.queue_epochs=0")  # batches of 20
     scope, held = objective(steps), torch.zeros(2, 0, 6, dtype=torch.float64)
