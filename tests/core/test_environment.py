@@ -18,10 +18,8 @@ def test_the_environment_names_what_torch_says():
     assert here["torch"] == torch.__version__
     assert (here["threads"], here["device"]) == (2, "cpu")
     assert str(here["onednn"]) in torch.__config__.show()
-    assert (
-        in_words(here)
-        == f"{here['cpu']}, PyTorch {here['torch']}, oneDNN {here['onednn']}, on cpu, 2 threads"
-    )
+    code = f"{here['processor']}, {here['cpu']}, PyTorch {here['torch']}, oneDNN {here['onednn']}"
+    assert in_words(here) == f"{code}, on cpu, 2 threads"
 
 
 @pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY=default", "ONEDNN_MAX_CPU_ISA=SSE41"])

@@ -98,6 +98,10 @@ class ClientContext:
             )
         return self._scopes[name]
 
+    def retained(self, component: Named) -> Tree:
+        """Return a component's retained client state; None if there is none, or if the merge reset the client."""
+        return None if self.reset else self.of(component).retained
+
     def stream(self, purpose: str) -> torch.Generator:
         """Open a random stream of this client in this round."""
         return stream(self.setting.seed, purpose, self.round, self.client)
@@ -182,7 +186,8 @@ class Scope(SimpleNamespace):
     Attributes:
         message: The component's slice of the message.
         constants: The component's slice of the constants, which each client receives once.
-        retained: The component's slice of the retained client state; None if there is none.
+        retained: The component's slice of the retained client state, even if the merge reset the client (see
+            `ClientContext.retained`); None if there is none.
     """
 
     message: Tree

@@ -136,13 +136,14 @@ def _instructions(key: str, found: Mapping[str, object]) -> object:
 def in_words(found: Mapping[str, object]) -> str:
     """Describe an environment in one line, for a report."""
     names = {
+        "processor": "{}",
         "cpu": "{}",
         "torch": "PyTorch {}",
         "onednn": "oneDNN {}",
         "device": "on {}",
         "cudnn": "cuDNN {}",
     }
-    words = [form.format(found[key]) for key, form in names.items() if key in found]
+    words = [form.format(found[key]) for key, form in names.items() if found.get(key)]
     threads = found.get("threads")
     words += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     return ", ".join([*words, *(f"{key} {value}" for key, value in found.items() if key.startswith(CODE))])

@@ -131,7 +131,8 @@ class DictionaryContrast(Objective):
             return None
         scope = context.of(self)
         z = scope.projections if self.row_model == "downloaded" else self._project(context)
-        past = torch.zeros_like(z) if context.reset or scope.retained is None else scope.retained.to(z.device)
+        kept = context.retained(self)
+        past = torch.zeros_like(z) if kept is None else kept.to(z.device)
         scope.ensemble = self.momentum * past + (1 - self.momentum) * z  # Eq. 9
         rows, share = normalize(scope.ensemble), scope.message["share"]
         if share is None:

@@ -163,7 +163,7 @@ class Orchestra(Objective):
     def start(self, context: ClientContext) -> None:
         """Load C, the target and the memory; without a retained memory, fill it with embeddings of the images."""
         scope = context.of(self)
-        retained = None if context.reset else scope.retained
+        retained = context.retained(self)
         kept: Weights | None = retained["target"] if retained and self.target == "kept" else None
         scope.target = start_target(context, "orchestra_target", kept)
         scope.centroids = scope.message.to(context.device)

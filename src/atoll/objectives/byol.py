@@ -53,7 +53,7 @@ class BYOL(Objective):
     def start(self, context: ClientContext) -> None:
         """Restore the target network, or copy it from the online network."""
         scope = context.of(self)
-        scope.target = start_target(context, "byol_target", None if context.reset else scope.retained)
+        scope.target = start_target(context, "byol_target", context.retained(self))
 
     def loss(self, context: ClientContext, batch: Batch, passes: Passes) -> Tensor:
         """Sum of both directions."""

@@ -103,7 +103,7 @@ class DINO(MultiCrop):
     def start(self, context: ClientContext) -> None:
         """Restore or initialise teacher and centre, and set the schedules' values of this round."""
         scope, rounds = context.of(self), self.horizon or max(context.setting.train.rounds, 1)
-        kept = None if context.reset else scope.retained
+        kept = context.retained(self)
         teacher = kept["teacher"] if kept and self.target == "kept" else None
         scope.teacher = start_target(context, "dino_teacher", teacher)
         scope.centre = (kept["centre"] if kept else torch.zeros(self.prototypes)).to(context.device)

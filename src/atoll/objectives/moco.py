@@ -54,11 +54,12 @@ class MoCo(Objective):
         """Copy the key encoder, and restore the queue or fill it with random directions."""
         scope = context.of(self)
         scope.key = start_target(context, "moco_key", None)
-        if context.reset or scope.retained is None:
+        kept = context.retained(self)
+        if kept is None:
             shape = (self.queue, context.setting.embedding_dim)
             scope.queue = normalize(torch.randn(shape, generator=context.stream("moco-queue")))
         else:
-            scope.queue = scope.retained
+            scope.queue = kept
         scope.queue = scope.queue.to(context.device, copy=True)
         scope.keys = []
 

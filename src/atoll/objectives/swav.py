@@ -64,7 +64,7 @@ class SwAV(MultiCrop):
     def start(self, context: ClientContext) -> None:
         """Restore or empty the queue, and give the prototypes, a mean of the clients', length 1."""
         scope = context.of(self)
-        kept = None if context.reset else scope.retained
+        kept = context.retained(self)
         empty = torch.zeros(2, 0, context.setting.embedding_dim)
         scope.queue, scope.embeddings = (empty if kept is None else kept).to(context.device), []
         _to_length_1(context)

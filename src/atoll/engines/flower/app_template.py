@@ -119,6 +119,4 @@ def _check_coordinators_files(sites: int, images: Path | None, keys: Path | None
             )
     for option, path in (("--keys", keys), ("--images", images)):
         if path is not None and not path.exists():
-            warn(
-                f"{option} {path} does not exist here; the coordinator needs it when the run starts",
-            )
+            warn(f"{option} {path} does not exist here; the coordinator needs it when the run starts")
