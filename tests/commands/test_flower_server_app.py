@@ -12,7 +12,8 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 from atoll.commands.flower_server_app import LogLines, _settings, main, run_federation
 from atoll.core.run_folder import Run
 from atoll.engines.flower.app_options import FlowerOptions
-from atoll.engines.server import Record, TooFewUpdatesError
+from atoll.engines.record import Record
+from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.grid import shares
 from tests.engines.flower.test_engine import SECRET, dropping
 from tests.harness import tiny

@@ -22,7 +22,8 @@ from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
 from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.flower.engine import FlowerEngine
-from atoll.engines.server import Record, Server
+from atoll.engines.record import Record
+from atoll.engines.server import Server
 from atoll.recipe.recipe import load_recipe
 from atoll.report import write_report
 

@@ -25,7 +25,8 @@ from atoll.engines.client import train_batch, train_client
 from atoll.engines.client_states import ClientStates
 from atoll.engines.executors import InProcess, in_this_process
 from atoll.engines.federation import Federation
-from atoll.engines.server import Record, Server
+from atoll.engines.record import Record
+from atoll.engines.server import Server
 from atoll.functional import nt_xent
 from atoll.recipe.recipe import Recipe, load_recipe, make_recipe
 

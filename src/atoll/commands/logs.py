@@ -22,7 +22,8 @@ from atoll.core.run_folder import LOGS, Run
 from atoll.core.text import error_words
 from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
-from atoll.engines.server import Record, Server
+from atoll.engines.record import Record
+from atoll.engines.server import Server
 from atoll.recipe.recipe import Recipe
 
 FINAL = "final/"  # before the names of the finished encoder's results

@@ -13,7 +13,8 @@ from atoll.engines.callbacks import Callback
 
 if TYPE_CHECKING:  # so that a callback costs no further imports
     from atoll.engines.federation import Federation
-    from atoll.engines.server import Record, Server
+    from atoll.engines.record import Record
+    from atoll.engines.server import Server
 
 
 class Bar(Callback):

@@ -13,7 +13,8 @@ from atoll.core.run_folder import Run
 
 if TYPE_CHECKING:
     from atoll.engines.federation import Federation
-    from atoll.engines.server import Record, Server
+    from atoll.engines.record import Record
+    from atoll.engines.server import Server
 
 HOOKS = ("begin", "round", "step", "end")
 

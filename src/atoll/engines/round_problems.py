@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.components.base import Aggregation
 from atoll.core.errors import warn
+from atoll.engines.record import Record
 from atoll.engines.update_checks import BY_EARLIER
-
-if TYPE_CHECKING:
-    from atoll.engines.server import Record
 
 
 def too_few(record: Record, accepted: int, cohort: int, share: float, aggregation: Aggregation) -> str:

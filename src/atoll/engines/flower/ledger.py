@@ -16,7 +16,8 @@ from atoll.core.errors import RunError
 from atoll.core.tree import Tree, named_bytes, num_bytes, placed_bytes
 from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
-from atoll.engines.server import Record, Server
+from atoll.engines.record import Record
+from atoll.engines.server import Server
 
 ASKED, RECEIVED, LOST = "asked", "received", "lost"  # events at the coordinator
 SENT, REFUSED = "sent", "refused"  # outcomes at a site
