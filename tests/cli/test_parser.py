@@ -63,6 +63,28 @@ def test_a_recipes_value_as_an_option_names_set(
     assert capsys.readouterr().err.endswith(hint)
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "end"),
+    [
+        ("report", ["a-run", "--out", "page.html"], "--out page.html; did you mean --output?\n"),
+        ("run", ["digits", "--output", "here"], "--output here; did you mean --out?\n"),
+        ("run", ["digits", "--dryrun"], "--dryrun; did you mean --dry-run?\n"),
+        ("evaluate", ["a-run", "--protocol=knn", "--sets=1"], "--sets=1; did you mean --set?\n"),
+        ("report", ["a-run", "--rounds", "3"], "--rounds 3\n"),
+        ("federate init", ["app", "--recipe=digits", "--site=2"], "--site=2; did you mean --sites?\n"),
+    ],
+)
+def test_an_unknown_option_is_answered_by_its_command(
+    command: str, arguments: list[str], end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only what this command has is suggested: a report has no ``--set``."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), *arguments])
+    said = capsys.readouterr().err
+    assert said.startswith(f"Usage: atoll {command} ")
+    assert said.endswith(f"atoll {command}: error: unrecognized arguments: {end}")
+
+
 @pytest.mark.parametrize("command", ["compare", "reproduce"])
 def test_a_seed_is_no_number_of_seeds(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
@@ -55,9 +56,26 @@ class Parser(argparse.ArgumentParser):
             vars(action)["complete"] = FILES
         return action
 
-    def error(self, message: str) -> NoReturn:
-        """Add to the message how to set a recipe's value that was given as an option."""
-        super().error(message + _how_to_set(message))
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        """Refuse what this command does not know itself, with its usage; argparse leaves that to ``atoll``."""
+        found, unknown = super().parse_known_args(*args, **options)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._instead_of(unknown[0])}")
+        return found, unknown
+
+    def _instead_of(self, argument: str) -> str:
+        """Say how to set a recipe's value that was given as an option, or name the nearest option."""
+        settable = "--set" in self._option_string_actions
+        if settable and re.match(r"[\w.]+=", argument):
+            return "; values of a recipe stand behind --set"
+        option = argument.partition("=")[0]
+        places = _places(option.removeprefix("--")) if settable else []
+        if places and option.startswith("--"):
+            return (
+                f"; a value of the recipe is set by {' or '.join(f'--set {place}=VALUE' for place in places)}"
+            )
+        near = difflib.get_close_matches(option, self._option_string_actions, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write a message; raise the errors of a full disk, which argparse ignores from Python 3.12 on."""
@@ -71,18 +89,12 @@ class Parser(argparse.ArgumentParser):
             )
 
 
-def _how_to_set(message: str) -> str:
-    if re.match(r"unrecognized arguments: [\w.]+=", message):
-        return "; values of a recipe stand behind --set"
-    found = re.match(r"unrecognized arguments: --([\w-]+)", message)
-    if not found:
-        return ""
+def _places(option: str) -> list[str]:
+    """Places of a name in a recipe."""
     from atoll.core.schema_check import places_of  # only after a mistake
     from atoll.recipe.table import catalogue
 
-    places = places_of(found[1].replace("-", "_"), catalogue()["schema"]["properties"])
-    ways = " or ".join(f"--set {place}=VALUE" for place in places)
-    return f"; a value of the recipe is set by {ways}" if ways else ""
+    return places_of(option.replace("-", "_"), catalogue()["schema"]["properties"])
 
 
 class Commands:
