@@ -55,6 +55,31 @@ def test_steps_are_clipped_and_divided_by_the_expected_cohort():
     torch.testing.assert_close(folded["a"], (cut + torch.tensor([0.1, 0, 0])) / 8)
 
 
+def test_a_round_from_a_model_that_is_not_zero_is_that_of_a_slow_loop():
+    """Steps of a norm below, little above and far above the clip; one client does not send the tensor b."""
+    draw = torch.Generator().manual_seed(0)
+    current = {"a": torch.randn(3, generator=draw), "b": torch.randn(4, generator=draw, dtype=torch.float64)}
+    updates, total = [], {name: [0.0] * len(weight) for name, weight in current.items()}
+    for norm, names in ((1.5, "ab"), (3.0, "ab"), (40.0, "ab"), (2.5, "a")):
+        steps = {name: torch.randn(len(current[name]), generator=draw, dtype=torch.float64) for name in names}
+        length = math.sqrt(sum(float(x) ** 2 for step in steps.values() for x in step))
+        updates.append(
+            {name: (current[name] + step * norm / length).to(current[name]) for name, step in steps.items()}
+        )
+        for name, step in steps.items():
+            for k, x in enumerate(step.tolist()):
+                total[name][k] += x / length * min(norm, 2.0)
+    opened = PrivateFedAvg(clip=2.0, noise_multiplier=1e-12).open({"global": current}, setting(), 1, None)
+    for client, weights in enumerate(updates):
+        opened.add(client, {"weights": weights}, None)
+    folded = opened.close()["global"]
+    for name, before in current.items():
+        expected = [w + step / 8 for w, step in zip(before.tolist(), total[name], strict=True)]
+        torch.testing.assert_close(
+            folded[name], torch.tensor(expected, dtype=before.dtype), rtol=1e-5, atol=1e-6
+        )
+
+
 def test_all_tensors_of_a_step_are_clipped_as_one_vector():
     current = {"a": torch.zeros(2), "b": torch.zeros(2)}
     opened = PrivateFedAvg(clip=1.0, noise_multiplier=1e-12).open({"global": current}, setting(), 1, None)
@@ -163,12 +188,29 @@ def test_the_sample_is_poisson():
     assert variance == pytest.approx(8 * 0.25 * 0.75, rel=0.15)
 
 
+def test_a_secret_draws_the_same_sample_again_and_another_one_each_round():
+    of = replace(setting(participation=0.5), num_clients=200)
+    samples = [PrivateFedAvg(secret=secret).cohort(of, round) for secret in (0, 1) for round in (1, 2)]
+    assert samples == [
+        PrivateFedAvg(secret=secret).cohort(of, round) for secret in (0, 1) for round in (1, 2)
+    ]
+    assert len({tuple(sample) for sample in samples}) == 4
+
+
 def test_epsilon_of_one_gaussian_round_is_that_of_the_literature():
     # RDP of the Gaussian mechanism is α/(2z²); ε = min over α of α/(2z²) + the conversion of Canonne et al. 2020.
     z, delta = 2.0, 1e-5
     bound = min(a / (2 * z * z) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in range(2, 513))
     spent = PrivateFedAvg(noise_multiplier=z, delta=delta).spent(setting(), 1)
-    assert spent["epsilon"] == pytest.approx(bound, rel=1e-6)
+    assert spent == {"epsilon": pytest.approx(bound, rel=1e-6), "delta": delta}
+
+
+def test_epsilon_of_much_noise_is_close_to_the_least_over_all_orders():
+    """The best order is about z √(2 log 1/δ), which is 240 here."""
+    z, delta = 50.0, 1e-5
+    bound = min(a / (2 * z * z) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in range(2, 2000))
+    spent = PrivateFedAvg(noise_multiplier=z, delta=delta).spent(setting(), 1)
+    assert bound <= spent["epsilon"] < 1.02 * bound
 
 
 def test_epsilon_of_samples_is_that_of_the_literature():
@@ -258,3 +300,9 @@ def test_what_cannot_be_covered_is_refused():
         make("engine.checkpoint_every=2")
     with pytest.raises(UserError, match="must be above 0"):
         make("options.private_fedavg.clip=0")
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_delta_is_a_probability_that_says_something(delta):
+    with pytest.raises(UserError, match=r"options\.private_fedavg\.delta"):
+        PrivateFedAvg(delta=delta)

@@ -98,5 +98,7 @@ def test_moments_survive_a_resumed_run(name, tmp_path):
 def test_bad_options_are_sentences():
     with pytest.raises(UserError, match=r"options\.fedavgm\.momentum is 1"):
         FedAvgM(momentum=1)
+    with pytest.raises(UserError, match=r"options\.fedadam\.beta2 is -0\.1"):
+        FedAdam(beta2=-0.1)
     with pytest.raises(UserError, match=r"options\.fedadam\.adaptivity is 0"):
         FedAdam(adaptivity=0)
