@@ -67,6 +67,7 @@ ABOUT_MORE = {
     "engines/flower/test_deployment_files.py": "the Dockerfile and the manifests",
     "engines/flower/test_flower_simulation.py": "Flower's simulation against ours",
     "engines/flower/test_policy_modules.py": "the modules that a site's policy allows",
+    "engines/flower/test_secure_round_stages.py": "a secure round with clients in one process",
     "engines/flower/test_run_sh.py": "examples/deployment",
     "engines/flower/test_site_results.py": "what sites measure, and what the coordinator makes of it",
     "engines/flower/test_site_starts.py": "how a run of sites starts, and starts again",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
@@ -9,6 +11,7 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 from atoll.engines.flower import secure_site
 from atoll.engines.flower.agreed import digest_of
 from atoll.engines.flower.codec import records, tree
+from atoll.engines.flower.masks import is_public_key
 from atoll.engines.flower.policy import PolicyError
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
@@ -88,21 +91,60 @@ def test_a_site_shares_its_secrets_once(tmp_path):
         secure_site.answer_shares(tmp_path, request)
 
 
+def agree(folder, round):
+    """The first two stages at three sites, the first of which is in the folder."""
+    request = {"round": round}
+    keys = {
+        str(k): secure_site.answer_keys(folder / f"others/{k}" if k else folder, request)["keys"]
+        for k in range(3)
+    }
+    secure_site.answer_shares(folder, {"round": round, "client": 0, "keys": keys, "threshold": 2})
+
+
 def test_a_round_is_opened_for_one_set_of_clients_only(tmp_path, monkeypatch):
-    """A second sum of the same round, without one client, would reveal that client's term."""
+    """A second sum of the same round, with or without one client, would reveal that client's term."""
     monkeypatch.setattr(secure_site, "reveal", lambda *_: {})
-    for _ in range(2):  # a coordinator that was killed repeats the round
-        secure_site.answer_keys(tmp_path, {"round": 7})
-        assert secure_site.answer_reveal(tmp_path, {"round": 7, "client": 0, "stayed": [0, 1, 2]}) == {
-            "shares": {}
-        }
-    secure_site.answer_keys(tmp_path, {"round": 7})
-    with pytest.raises(ValueError, match="would reveal a single update"):
-        secure_site.answer_reveal(tmp_path, {"round": 7, "client": 0, "stayed": [0, 1]})
-    with pytest.raises(ValueError, match=r"has no keys of round 7\.0"):
-        secure_site.answer_reveal(tmp_path, {"round": 7.0, "client": 0, "stayed": [0, 1]})
-    with pytest.raises(ValueError, match="has no keys of round 8"):
-        secure_site.answer_reveal(tmp_path, {"round": 8, "client": 0, "stayed": [0, 1]})
+    for stayed in ([0, 1, 2], [2, 0, 1]):  # a coordinator that was killed repeats the round
+        agree(tmp_path, 7)
+        request = {"round": 7, "client": 0, "stayed": stayed}
+        assert secure_site.answer_reveal(tmp_path, request) == {"shares": {}}
+    agree(tmp_path, 7)
+    for stayed in ([0, 1], [0, 1, 2, 3]):
+        for client in (0, 1):
+            with pytest.raises(ValueError, match="would reveal a single update"):
+                secure_site.answer_reveal(tmp_path, {"round": 7, "client": client, "stayed": stayed})
+    for other in (6, 7.0, 8):
+        with pytest.raises(ValueError, match=rf"has no keys of round {re.escape(str(other))} "):
+            secure_site.answer_reveal(tmp_path, {"round": other, "client": 0, "stayed": [0, 1]})
+    agree(tmp_path, 8)
+    assert secure_site.answer_reveal(tmp_path, {"round": 8, "client": 0, "stayed": [0, 1]}) == {"shares": {}}
+
+
+def test_a_site_without_keys_says_so(tmp_path):
+    with pytest.raises(ValueError, match="has no keys of round 1 "):
+        secure_site.answer_reveal(tmp_path, {"round": 1, "client": 0, "stayed": [0, 1]})
+
+
+def test_a_site_returns_its_public_keys_alone(tmp_path):
+    answer = secure_site.answer_keys(tmp_path, {"round": 1})
+    assert answer.keys() == {"keys"}
+    assert answer["keys"].keys() == {"mask", "share"}
+    assert all(map(is_public_key, answer["keys"].values()))
+
+
+def test_a_site_sends_no_term_under_the_masks_of_another_round(place):  # noqa: F811
+    grid = sites(place)
+    west = grid.nodes[13]
+
+    def later(message):
+        if message.metadata.message_type == "train":
+            request = tree(message.content)
+            message.content = records({**request, "message": {**request["message"], "round": 2}})
+        return west(message)
+
+    grid.nodes[13] = later
+    run = play(grid, place, *SECURE, "train.rounds=1")
+    assert "this site has no keys of round 2 for secure aggregation" in run.metrics[-1]["lost"]["3"]
 
 
 def test_a_site_whose_keys_are_damaged_says_what_can_be_done(tmp_path):
