@@ -6,23 +6,25 @@ import json
 import stat
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
+import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from atoll.commands.check import check_run
 from atoll.commands.federate import verify_log
 from atoll.core.audit_log import AuditLog
-from atoll.core.errors import UserError
+from atoll.core.errors import RunError, UserError
 from atoll.core.tree import num_bytes
 from atoll.engines.flower.codec import records, tree
 from atoll.engines.flower.exchange import SMALL_ANSWER
 from atoll.engines.flower.known_sites import KnownSites
-from atoll.engines.flower.ledger import received
+from atoll.engines.flower.ledger import RoundLedger, received, record_answer, updates_sent
 from atoll.engines.flower.site_registry import Site, SiteRegistry
 from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES
@@ -94,6 +96,102 @@ def test_a_refused_and_a_lost_update_are_written_with_the_reason(place):  # noqa
     assert line["lost"] == {"south": "no answer within 1.5 s"}
     lost = [one for one in lines(run.folder / "audit.jsonl", "lost") if one["for"] == "train"]
     assert [one["site"] for one in lost] == ["south"]
+
+
+UPDATE = {"weights": {"w": torch.zeros(3)}, "samples": 4}  # of 20 bytes
+
+
+@pytest.mark.parametrize(
+    ("request_", "reply", "line"),
+    [
+        (
+            {"message": {"round": 0}},
+            {"update": UPDATE, "recipe": "r"},
+            {
+                "event": "update", "round": 0, "recipe": "r", "outcome": "sent", "bytes": 20,
+                "tensors": {"weights.w": 12, "samples": 8}, "epsilon": 2.0,
+            },
+        ),
+        (
+            {"round": 2},
+            {"results": {"knn": 0.5}},
+            {
+                "event": "kind", "round": 2, "outcome": "sent", "bytes": 8, "tensors": {"results.knn": 8},
+                "epsilon": 2.0,
+            },
+        ),
+        ({"message": {}}, {"lost": "no"}, {"event": "kind", "outcome": "refused", "why": "no"}),
+        (
+            {"reason": "revoked", "message": "a text"},
+            {"farewell": True},
+            {
+                "event": "kind", "why": "revoked", "outcome": "sent", "bytes": 8, "tensors": {"farewell": 8},
+                "epsilon": 2.0,
+            },
+        ),
+    ],
+    ids=["update", "evaluate", "lost", "farewell"],
+)  # fmt: skip
+def test_a_sites_line_says_what_left_or_why_nothing_did(tmp_path, request_, reply, line):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    head = record_answer(log, "kind", {**request_, "federation": "f"}, reply, {"epsilon": 2.0})
+    (entry,) = log.entries()
+    assert entry.hash == head
+    entry.fields.pop("at")
+    assert entry.fields == {"run": "f", **line}
+
+
+def test_only_the_updates_of_the_recipe_that_left_are_counted(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    assert record_answer(log, "train", {}, {"unprepared": True}) is None
+    assert not log.path.exists()
+    for recipe in ("mine", "other", "mine"):
+        record_answer(log, "train", {}, {"update": UPDATE, "recipe": recipe})
+    record_answer(log, "train", {}, {"lost": "no", "recipe": "mine"})
+    record_answer(log, "evaluate", {}, {"results": {}, "recipe": "mine"})
+    log.append("update", recipe="mine", outcome="refused")
+    log.append("evaluate", recipe="mine", outcome="sent")
+    assert updates_sent(log, "mine") == 2
+    assert updates_sent(None, "mine") == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"), [("a" * 64, True), ("a" * 63, False), ("A" * 64, False), (7, False)]
+)
+def test_the_coordinator_keeps_a_sites_hash_and_the_size_of_its_answer(line, kept):
+    expected = {"site_log": line} if kept else {}
+    size = {"bytes": 20, "tensors": {"weights.w": 12, "samples": 8}}
+    assert received({"update": UPDATE, "recipe": "r", "log": line}) == {**size, **expected}
+    assert received({**UPDATE, "log": line}) == {**size, **expected}
+    assert received(UPDATE) == size
+
+
+def test_names_beyond_the_limit_are_one_entry_with_the_remaining_bytes():
+    limit = 2**20
+    fits, more = received({"a" * limit: 1}), received({"a" * limit: 1, "b": [1, 2]})
+    assert fits["tensors"] == {"a" * limit: 8}
+    assert more["tensors"] == {"a" * limit: 8, "…": 16}
+
+
+def test_a_rounds_line_names_the_sites(tmp_path):
+    """Of the updates that were ever accepted, only those of this round are its own."""
+    log = AuditLog(tmp_path / "audit.jsonl")
+    ledger = RoundLedger(log.append, ["east", "north", "south", "west"])
+    ledger.begin(None, SimpleNamespace(round=4, valid={3: 5, 0: 5, 1: 4}))
+    ledger.round(SimpleNamespace(round=5, refused={1: "too large"}, lost={2: "no answer"}), {})
+    with pytest.raises(RunError), ledger.failures():
+        raise RunError("too few")
+    found = lines(log.path)
+    for line in found:
+        line.pop("at")
+    assert found == [
+        {"event": "begun", "after_round": 4},
+        {
+            "event": "round", "round": 5, "accepted": ["east", "west"], "refused": {"north": "too large"},
+            "lost": {"south": "no answer"},
+        },
+        {"event": "failed", "why": "too few"},
+    ]  # fmt: skip
 
 
 def test_a_small_answer_makes_no_long_line():
