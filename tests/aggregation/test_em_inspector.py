@@ -78,21 +78,49 @@ def test_a_client_whose_embeddings_are_not_finite_is_left_out():
     assert same(rounds.server.state, honest.server.state)
 
 
-def test_a_single_embedding_that_is_not_finite_leaves_its_client_out():
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_a_single_embedding_that_is_not_finite_leaves_its_client_out(place):
     """One of two images overflows in one model; the others' mean is exact, where float32 would lose its ones."""
     images = torch.tensor([[1.0, 0.0], [0.0, 1e38]])
     models = [torch.randn(2, 2, generator=torch.Generator().manual_seed(k)) for k in range(6)]
     scores = slow_scores(normalize(torch.stack([(images @ w.T).double() for w in models]), dim=-1).numpy())
+    scores.insert(place, 1)
+    models.insert(place, torch.eye(2) * 10)
     kept = [client for client, score in enumerate(scores) if score <= 0]
     assert len(kept) >= 3
-    heads = torch.ones(7)
+    heads = torch.full((7,), 100.0)
+    heads[kept] = 1.0
     heads[kept[0]] = 2.0**24
+    assert float(inspected(images, models, heads)["head"]) == np.float32(heads[kept].double().mean())
+
+
+def test_a_single_client_that_passes_gives_the_model():
+    """Two of three clients embed the image alike."""
+    models = [torch.eye(2), torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]])]
+    found = inspected(torch.tensor([[1.0, 0.0]]), models, torch.tensor([1.0, 2.0, 5.0]))
+    assert torch.equal(found["encoder.weight"], models[2])
+    assert float(found["head"]) == 5.0
+
+
+def inspected(images, models, heads):
+    """The global model after a round of clients whose encoder is a matrix and whose head is a number."""
     current = {"encoder.weight": torch.zeros(2, 2), "head": torch.zeros(1)}
     fold = InspectingFold(current, torch.nn.Linear(2, 2, bias=False), images, None)
-    for client, weight in enumerate([*models, torch.eye(2) * 10]):
+    for client, weight in enumerate(models):
         update = {"weights": {"encoder.weight": weight, "head": heads[[client]]}}
         fold.add(client, update, Reference(current).measure(update["weights"]))
-    assert float(fold.close()["global"]["head"]) == np.float32(heads[kept].double().mean())
+    return fold.close()["global"]
+
+
+def test_statistics_that_clients_do_not_send_are_those_that_they_received():
+    rounds = Rounds("method.name=fed_simclr", "method.aggregation=em_inspector", "train.bn_buffers=leave")
+    updates = {client: rounds.train(client)[0] for client in range(3)}
+    assert not any("running" in name for name in updates[0]["weights"])
+    before = clone(rounds.server.state["models"]["global"])
+    rounds.fold(1, updates)
+    after = rounds.server.state["models"]["global"]
+    assert all(torch.equal(after[name], before[name]) for name in before if "running" in name)
+    assert not torch.equal(after["encoder.conv1.weight"], before["encoder.conv1.weight"])
 
 
 def test_without_a_client_that_passes_the_model_is_unchanged():
