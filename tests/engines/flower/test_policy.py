@@ -20,7 +20,7 @@ from atoll.engines.federation import Federation
 from atoll.engines.flower.client_app import logged
 from atoll.engines.flower.codec import tree
 from atoll.engines.flower.local_privacy import LocalPrivacy
-from atoll.engines.flower.policy import Policy, PolicyError
+from atoll.engines.flower.policy import Policy, PolicyError, WithdrawnError
 from atoll.engines.flower.site import SiteSide, _cohort
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.recipe.recipe import load_recipe, recipe_digest
@@ -156,6 +156,44 @@ def test_a_policy_that_names_all_that_egress_lists_lets_the_update_leave(place):
     assert weights < entries[0]["tensors"].keys()
 
 
+@pytest.fixture(scope="module")
+def federation():
+    """Four clients, of whose updates three must be accepted, for two rounds."""
+    return Federation(tiny("train.bn_buffers=leave", "train.rounds=2", "train.min_accepted=0.6"))
+
+
+def test_a_recipe_that_asks_for_as_much_as_is_allowed_passes(federation):
+    names = ("weights", "losses", "samples")
+    Policy(max_rounds=2, min_cohort=3, egress=names).check_run(federation)
+    with pytest.raises(PolicyError, match="the recipe has 2 rounds"):
+        Policy(max_rounds=1).check_run(federation)
+    with pytest.raises(PolicyError, match="may aggregate only 3 of 4 updates"):
+        Policy(min_cohort=4).check_run(federation)
+    for name in names:
+        with pytest.raises(PolicyError, match=f"contains '{name}', which the site's policy does not list"):
+            Policy(egress=tuple({*names} - {name})).check_run(federation)
+
+
+def test_a_component_that_sends_what_it_does_not_declare_must_be_listed(federation, monkeypatch):
+    component = federation.recipe.composed.objective
+    monkeypatch.setattr(type(component), "finish", lambda *_: (None, torch.zeros(9)))
+    names = ("weights", "losses", "samples")
+    with pytest.raises(PolicyError, match=f"contains 'parts.{component.name}'"):
+        Policy(egress=names).check_run(federation)
+    Policy(egress=(*names, f"parts.{component.name}")).check_run(federation)
+
+
+def test_an_empty_list_allows_nothing(federation):
+    with pytest.raises(PolicyError, match="does not list this recipe"):
+        Policy(recipes=()).check_text(federation.recipe.to_toml())
+    with pytest.raises(PolicyError, match="contains 'weights'"):
+        Policy(egress=()).check_run(federation)
+    update = {"weights": {"a": torch.zeros(1)}, "losses": {}, "parts": {}}
+    with pytest.raises(PolicyError, match="contains 'weights'"):
+        Policy(egress=()).outgoing(update, {})
+    assert not Policy(egress=()).sends_results
+
+
 def test_the_size_is_the_one_that_egress_lists(place):
     """The exact size passes, and one byte less does not."""
     federation = Federation(tiny("train.bn_buffers=leave"))
@@ -191,6 +229,43 @@ def test_an_update_that_grew_beyond_the_policy_does_not_leave():
         Policy(egress=("weights", "losses", "samples")).outgoing({**update, "parts": {"spy": 1}}, {})
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"losses": {"loss": 2.0}}, "losses"), ({"samples": 0}, "samples"), ({"spy": {}}, "spy")],
+)
+def test_an_entry_that_is_not_listed_does_not_leave_whatever_its_value(changes, name):
+    update = {"weights": {"a": torch.zeros(1)}, "losses": {}, "parts": {}}
+    assert Policy(egress=("weights",)).outgoing(update, {}) == update  # no losses at all
+    with pytest.raises(PolicyError, match=f"contains '{name}'"):
+        Policy(egress=("weights",)).outgoing({**update, **changes}, {})
+
+
+def test_an_update_leaves_clipped_and_without_its_losses_if_the_policy_adds_noise():
+    pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
+    received = {"a": torch.tensor([1.0, 2.0])}
+    update = {
+        "weights": {"a": torch.tensor([4.0, 6.0])},  # a step of norm 5
+        "losses": {"loss": 2.0},
+        "parts": {},
+        "samples": 4,
+    }
+    private = Policy(privacy=LocalPrivacy(1.0, 1e-9), egress=("weights", "samples"))
+    sent = private.outgoing(update, received)
+    torch.testing.assert_close(sent.pop("weights")["a"], torch.tensor([1.6, 2.8]))
+    assert sent == {"losses": {}, "parts": {}, "samples": 4}
+    with pytest.raises(PolicyError, match="the update has more than these"):
+        private.outgoing({**update, "parts": {"head": torch.zeros(1)}}, received)
+    assert private.spent(3) == {"epsilon": LocalPrivacy(1.0, 1e-9).epsilon(3), "delta": 1e-5}
+    assert private.spent(3) != private.spent(1)
+    assert not private.sends_results
+
+
+def test_a_site_that_has_withdrawn_answers_neither_a_recipe_nor_a_round():
+    for check in (Policy(withdrawn=True).check_now, lambda: Policy(withdrawn=True).check_text("")):
+        with pytest.raises(WithdrawnError, match="the site has withdrawn"):
+            check()
+
+
 def test_the_keys_that_a_site_sees_are_counted():
     Policy(min_cohort=3).check_cohort(3)
     Policy(min_cohort=3).check_cohort(None)
@@ -201,10 +276,13 @@ def test_the_keys_that_a_site_sees_are_counted():
 @pytest.mark.parametrize(
     ("hours", "clock", "open"),
     [
+        ("20:00-06:00", "19:59", False),
+        ("20:00-06:00", "20:00", True),
         ("20:00-06:00", "23:00", True),
         ("20:00-06:00", "05:59", True),
         ("20:00-06:00", "06:00", False),
         ("20:00-06:00", "12:00", False),
+        ("20:00 - 06:00", "19:59", False),
         ("09:00-17:30", "09:00", True),
         ("09:00-17:30", "17:30", False),
     ],
@@ -274,6 +352,17 @@ def test_of_two_updates_at_once_only_the_allowed_one_leaves(place):
     assert "has sent 1 updates for this recipe" in second["lost"]
     events = [entry.fields["event"] for entry in side.options.audit_log.entries()]
     assert events == ["update", "train"]
+
+
+def test_results_leave_if_the_policy_lists_them_or_lists_nothing():
+    assert Policy().sends_results
+    assert Policy(egress=("weights", "results")).sends_results
+    assert not Policy(egress=("results",), privacy=LocalPrivacy(1.0, 1.0)).sends_results
+
+
+def test_hours_have_no_time_zone():
+    with pytest.raises(UserError, match=r"policy\.hours = '20:00-06:00\+02:00' is not of the form"):
+        Policy(hours="20:00-06:00+02:00")
 
 
 def test_hours_that_end_when_they_begin_are_refused():

@@ -68,15 +68,31 @@ def recipe_with(module):
         ({"marking": "installed"}, "marking", "'marking' is not installed at the site"),
         ({"absent": "00"}, "absent", "'absent', which the recipe names, is not at the site"),
         ({"torch.nn": "00"}, "torch.nn", "can list it as installed only"),
+        ({"torch": "00"}, "torch", "can list it as installed only"),
+        ({"marking.inner": "00"}, "marking.inner", "can list it as installed only"),
+        ({"json": "installed"}, "json", "'json' is not installed at the site"),
+        ({"folder": "installed"}, "folder", "'folder', which the recipe names, is not at the site"),
         ({"..": "00"}, "..", "cannot be the name of a module"),
+        ({"marking.no-name": "00"}, "marking.no-name", "cannot be the name of a module"),
     ],
 )
 def test_a_module_that_is_not_allowed_is_named_and_not_imported(marked, modules, name, words):
+    (marked / "folder").mkdir()
     with pytest.raises(PolicyError) as error:
         Policy(modules=modules).check_text(recipe_with(name))
     assert words in str(error.value)
     assert not (marked / "mark").exists()
     assert "marking" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["aaa", "zzz"])
+def test_every_module_of_a_recipe_is_checked(marked, name):
+    """The modules are not equally early in the alphabet and in the recipe."""
+    (marked / f"{name}.py").write_text("")
+    digest = hashlib.sha256(b"").hexdigest()
+    text = recipe_with(name) + '[model]\nencoder = "marking:Net"\n'
+    with pytest.raises(PolicyError, match="names the module 'marking'"):
+        Policy(modules={name: digest}).check_text(text)
 
 
 def test_bytecode_beside_an_allowed_module_is_not_imported(marked):
@@ -99,6 +115,35 @@ def test_an_allowed_module_passes_without_an_import(marked):
     Policy(modules={"marking": digest}).check_text(recipe_with("marking"))
     Policy(modules={"torch": "installed"}).check_text(recipe_with("torch"))
     assert not (marked / "mark").exists()
+
+
+def test_a_module_of_a_package_is_checked_without_an_import_of_the_package(marked, monkeypatch):
+    """Installed is what is in one of the two folders of packages, which some systems keep apart."""
+    package = marked / "platform" / "packed"
+    package.mkdir(parents=True)
+    (marked / "marking.py").rename(package / "__init__.py")
+    (package / "inner.py").write_text("")
+    monkeypatch.syspath_prepend(marked / "platform")
+    policy = Policy(modules={"packed.inner": "installed"})
+    with pytest.raises(PolicyError, match="'packed' is not installed at the site"):
+        policy.check_text(recipe_with("packed.inner"))
+    folders = {"purelib": marked / "pure", "platlib": marked / "platform"}
+    monkeypatch.setattr("sysconfig.get_path", folders.__getitem__)
+    policy.check_text(recipe_with("packed.inner"))
+    assert not (marked / "mark").exists()
+
+
+def test_every_digit_of_a_hash_counts(marked):
+    digest = hashlib.sha256((marked / "marking.py").read_bytes()).hexdigest()
+    for k in (0, 63):
+        other = digest[:k] + ("1" if digest[k] == "0" else "0") + digest[k + 1 :]
+        with pytest.raises(PolicyError, match="is not the one that the site's policy lists"):
+            Policy(modules={"marking": other}).check_text(recipe_with("marking"))
+
+
+def test_a_recipe_whose_modules_cannot_be_read_is_refused():
+    with pytest.raises(PolicyError, match="the coordinator's recipe is not valid TOML"):
+        Policy().check_text("[method")
 
 
 def test_a_site_without_a_policy_imports_no_module_of_a_recipe(place, marked):
