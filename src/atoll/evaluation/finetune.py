@@ -157,6 +157,10 @@ class _Training:
                 for _ in self.epochs(local, chosen, local_epochs):
                     pass
                 for name, value in local.state_dict().items():
+                    if not value.is_floating_point():
+                        # The mean of equal indices, rounded, could be 1 less; counters take their maximum.
+                        mean[name] = torch.maximum(mean.get(name, value), value)
+                        continue
                     share = value.double() * (len(chosen) / total)
                     mean[name] = mean[name] + share if name in mean else share
             model.load_state_dict(mean)
