@@ -129,19 +129,34 @@ def test_the_last_epoch_counts_unless_the_best_is_asked_for() -> None:
     assert last.epoch == 40
     assert best.accuracy > last.accuracy
     assert book[best.epoch - 1] == pytest.approx(best.accuracy, abs=0.05)
+    for result in (last, best):
+        assert float((result.predictions == sets[3]).double().mean()) == result.accuracy
+
+
+def test_of_equal_accuracies_the_first_is_the_best_and_none_is_too_low() -> None:
+    train_h, train_y, test_h, test_y = sets = blobs(60, 8, 2, spread=0.1)
+    protocol = replace(PROBES["ssd"], epochs=30, batch_size=16, lr=0.1, select="best")
+    book = [accuracy for _, accuracy in by_the_book(sets, protocol, stream(0, "probe"))]
+    assert book[-2:] == [1.0, 1.0]
+    found = linear_probe(*sets, protocol, stream(0, "probe"))
+    assert (found.accuracy, found.epoch) == (1.0, 1 + book.index(1.0))
+    unknown = (train_h, train_y, test_h, torch.full_like(test_y, 2))  # a class without training samples
+    found = linear_probe(*unknown, replace(protocol, select="last"), stream(0, "probe"))
+    assert (found.accuracy, found.epoch) == (0.0, 30)
 
 
 def test_standardising_takes_the_training_sets_mean_and_deviation() -> None:
     train_h, train_y, test_h, test_y = blobs(300, 8, 4, spread=2.0)
+    train_h, train_y = train_h[:12], train_y[:12]  # so few that the division by N − 1 gives other predictions
     scale = torch.tensor([0.01, 0.1, 1, 10, 100, 3, 7, 0.5])
     train_h, test_h = train_h * scale + 5, (test_h + 0.5) * scale + 5  # a test set that lies elsewhere
-    plain = replace(PROBES["ssd"], epochs=10)
+    plain = replace(PROBES["ssd"], epochs=100)
     mean, std = train_h.mean(0), train_h.std(0, correction=0)
     by_hand = ((train_h - mean) / std, train_y, (test_h - mean) / std, test_y)
     result = linear_probe(
         train_h, train_y, test_h, test_y, replace(plain, standardise=True), stream(0, "probe")
     )
-    assert result.accuracy == linear_probe(*by_hand, plain, stream(0, "probe")).accuracy
+    assert torch.equal(result.predictions, linear_probe(*by_hand, plain, stream(0, "probe")).predictions)
     own = ((train_h - mean) / std, train_y, (test_h - test_h.mean(0)) / test_h.std(0), test_y)
     assert result.accuracy != linear_probe(*own, plain, stream(0, "probe")).accuracy
 
@@ -161,6 +176,36 @@ def test_standardising_leaves_units_that_are_constant_in_training_at_their_scale
     theirs = linear_probe(train_s, train_y, test_s, test_y, plain, stream(0, "probe"))
     assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.01)
     assert ours.accuracy > 0.5
+
+
+def test_a_feature_is_constant_in_comparison_with_its_own_size() -> None:
+    """Constants vary in their last bit; small numbers, and small differences between large ones, say something."""
+    train_h, train_y, test_h, test_y = blobs(300, 4, 4, spread=0.5)
+    scale, shift = torch.tensor([1e-2, 1e-8, 0, 0]), torch.tensor([100, 0, 0.3, -0.3])
+    train_h, test_h = train_h * scale + shift, test_h * scale + shift
+    test_h[:, 2:] += torch.randn(len(test_h), 2, generator=stream(0, "test")) / 10
+    scaler = StandardScaler().fit(train_h.double().numpy())
+    train_s, test_s = (
+        torch.from_numpy(scaler.transform(h.double().numpy())).float() for h in (train_h, test_h)
+    )
+    train_h[::2, 2:] = torch.nextafter(shift[2:], torch.ones(2))
+    plain = replace(PROBES["ssd"], epochs=100)
+    ours = linear_probe(
+        train_h, train_y, test_h, test_y, replace(plain, standardise=True), stream(0, "probe")
+    )
+    theirs = linear_probe(train_s, train_y, test_s, test_y, plain, stream(0, "probe"))
+    assert ours.accuracy == pytest.approx(theirs.accuracy, abs=0.01)
+    assert ours.accuracy > 0.7
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_features_of_another_precision_are_probed_in_float32(dtype: torch.dtype) -> None:
+    train_h, train_y, test_h, test_y = blobs(60, 8, 4, spread=2.0)
+    sets = (train_h.to(dtype), train_y.int(), test_h.to(dtype), test_y.short())
+    result = linear_probe(*sets, PROBES["ssd"], stream(0, "probe"))
+    single = (sets[0].float(), train_y, sets[2].float(), test_y)
+    expected = linear_probe(*single, PROBES["ssd"], stream(0, "probe"))
+    assert torch.equal(result.predictions, expected.predictions)
 
 
 def test_works_where_gradients_are_off_and_on_features_that_have_one() -> None:
