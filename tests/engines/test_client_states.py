@@ -59,6 +59,34 @@ def test_a_state_that_is_packed_while_it_is_loaded_comes_back(tmp_path, monkeypa
     assert not path.is_file()
 
 
+@pytest.mark.parametrize("resettable", [False, True])
+def test_a_state_that_cannot_be_read_is_named_with_what_its_place_allows(tmp_path, resettable):
+    """A reset is an option of the coordinator's resumed run, and not of a site."""
+    states = ClientStates(tmp_path / "clients", resettable)
+    states.path(7, 2).mkdir(parents=True)
+    for client in (3, 7):  # without a file, and with a folder in its place
+        with pytest.raises(UserError, match=rf"cannot read .*00000{client}/000002") as error:
+            states.load(client, 2)
+        assert (f"--reset-client {client}" in str(error.value)) == resettable
+
+
+def test_a_state_is_saved_although_its_empty_folder_is_removed_at_this_moment(tmp_path, monkeypatch):
+    """As another process does that packs the client's last state."""
+    states = ClientStates(tmp_path / "clients")
+    folder, mkdir = states.path(7, 2).parent, Path.mkdir
+
+    def removed_again(path, *arguments, **keywords):
+        mkdir(path, *arguments, **keywords)
+        if path == folder:
+            monkeypatch.undo()
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", removed_again)
+    states.save(7, 2, {"parts": {"moco": 1.5}})
+    assert Path.mkdir is mkdir  # the folder was removed once
+    assert states.load(7, 2) == {"parts": {"moco": 1.5}}
+
+
 def test_a_run_holds_one_state_for_each_client_that_came(tmp_path):
     settings = ("method.name=fed_moco", "options.moco.queue=40", "train.participation=0.5", "train.rounds=4")
     states = run_tiny(tmp_path / "run", *settings).folder / "checkpoints/clients"
