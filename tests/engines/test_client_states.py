@@ -44,6 +44,18 @@ def test_older_states_go_and_others_stay(tmp_path):
     assert not states.folder.exists()
 
 
+def test_files_of_others_between_the_states_stay(tmp_path):
+    states = ClientStates(tmp_path / "clients")
+    states.save(0, 1, {"round": 1})
+    others = [states.folder / name for name in ("000000/1.txt", "000000/a.safetensors", "b/1.safetensors")]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    states.prune({0: 2})
+    assert not states.path(0, 1).exists()
+    assert [path.read_text() for path in others] == 3 * ["mine"]
+
+
 def test_a_state_that_is_packed_while_it_is_loaded_comes_back(tmp_path, monkeypatch):
     states = ClientStates(tmp_path / "clients")
     states.save(7, 2, {"parts": {"moco": 1.5}})

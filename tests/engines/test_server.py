@@ -11,9 +11,10 @@ from torch import nn
 
 from atoll.components.base import VIEWS, Objective
 from atoll.core.errors import UserError
-from atoll.core.tree import clone
+from atoll.core.tree import clone, num_bytes
 from atoll.engines.federation import Federation
-from atoll.engines.server import TooFewUpdatesError
+from atoll.engines.jobs import Result
+from atoll.engines.server import Record, TooFewUpdatesError
 from tests.harness import run_tiny, tiny
 from tests.rounds import Fixed, Rounds
 from tests.trees import same
@@ -166,6 +167,76 @@ def test_the_angular_divergence_is_the_mean_over_the_accepted_clients():
         assert record.clients == len(count)
         cosines = [cosine(good[client]["weights"]) for client in count]
         assert record.angular_divergence == pytest.approx(sum(cosines) / len(cosines), rel=1e-5)
+
+
+def test_a_record_is_a_line_of_metrics_without_what_did_not_happen():
+    usual = {
+        "round": 3, "loss": 1.5, "losses": {"loss": 1.5, "moco": 0.5}, "clients": 2, "bytes_down": 7, "bytes_up": 5,
+        "seconds": 1.235, "angular_divergence": 0.25,
+    }  # fmt: skip
+    record = Record(3, 2, 7, 5, 1.23456, 0.25, {"loss": 1.5, "moco": 0.5})
+    assert record.to_dict() == usual
+    record.idle, record.refused, record.lost = True, {"1": "too large"}, {"2": "off"}
+    record.privacy, record.measures, record.layers = {"epsilon": 1.0}, {"norm": 2.0}, {"conv1": 0.5}
+    assert record.to_dict() == {
+        **usual, "idle": True, "refused": {"1": "too large"}, "lost": {"2": "off"}, "privacy": {"epsilon": 1.0},
+        "measures": {"norm": 2.0}, "layers": {"conv1": 0.5},
+    }  # fmt: skip
+
+
+@dataclass
+class Given:
+    """An executor with the results that a test gives."""
+
+    results: list[Result]
+
+    def run(self, jobs, progress=None):
+        yield from self.results
+
+
+def test_losses_are_means_over_the_clients_that_report_them(trained):
+    """A client that took no step reports none."""
+    _, good = trained
+    losses = [{"loss": 2.0, "simclr": 1.0}, {}, {"loss": 5.0, "simclr": 2.5}, {"loss": 11.0, "simclr": 4.0}]
+    updates = {client: {**good[client], "losses": losses[client]} for client in range(4)}
+    record = server_of(trained).run_round(Fixed(updates))
+    assert record.losses == pytest.approx({"loss": 6.0, "simclr": 2.5})
+
+
+def test_bytes_are_those_of_what_was_sent_and_of_what_arrived_also_if_it_was_refused():
+    """Constants go to each client once, also over a resumption."""
+    settings = ("method.name=ssd", "options.dsr.basis=random")
+    rounds = Rounds(*settings)
+    updates = {client: rounds.train(client)[0] for client in range(4)}
+    updates[1] = scaled(updates[1], math.nan)
+    up = sum(num_bytes(updates[client]) for client in (0, 1, 2))
+    once = num_bytes(rounds.server.constants)
+    assert once > 0
+    for sent, number in (({0, 1, 2}, 3), ({0, 1, 2, 3}, 1), ({0, 1, 2, 3}, 0)):
+        server = rounds.server
+        down = sum(num_bytes(job.message) for job in server.jobs(server.round + 1) if job.client in sent)
+        lost = Result(3, lost="off", sent=3 in sent)
+        results = [*(Result(client, updates[client]) for client in range(3)), lost]
+        record = server.run_round(Given(results))
+        assert (record.bytes_up, record.bytes_down) == (up, down + number * once)
+        rounds.server = Rounds(*settings).server
+        rounds.server.restore(clone(server.checkpoint()))
+
+
+def test_a_client_whose_state_is_lost_counts_as_new_and_another_lost_client_does_not(trained):
+    _, good = trained
+    server = server_of(trained)
+    assert server.valid == dict.fromkeys(range(4), 1)
+    results = [
+        Result(0, good[0]), Result(1, lost="its disk is broken", reset=True), Result(2, good[2]),
+        Result(3, lost="off"),
+    ]  # fmt: skip
+    server.run_round(Given(results))
+    assert server.valid == {0: 2, 2: 2, 3: 1}
+    resumed = Rounds("method.name=l_dawa").server
+    resumed.restore(clone(server.checkpoint()))
+    for one in (server, resumed):
+        assert [job.message["kept"] for job in one.jobs(3)] == [2, 0, 2, 1]
 
 
 def test_a_whole_run_tells_the_door_which_names_are_running_statistics(tmp_path):

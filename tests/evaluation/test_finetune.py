@@ -92,6 +92,13 @@ def test_with_more_classes_than_labels_asked_for_one_of_each_counts() -> None:
     assert labels[rows].bincount().tolist() == [1, 1, 0, 1]
 
 
+def test_as_many_labels_or_classes_as_labels_asked_for_are_enough(recwarn: pytest.WarningsRecorder) -> None:
+    labels = torch.tensor([0, 1, 3]).repeat(5)
+    for count in (15, 3):
+        assert len(label_subset(labels, 1.0, stream(0, "labels"), count)) == count
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("count", [50, 100, 500])
 def test_a_number_of_labels_of_pure_classes_teaches_all_of_them(count: int) -> None:
     labels = torch.arange(600) % 4
