@@ -86,12 +86,35 @@ def test_too_few_accepted_updates_are_an_error_and_change_nothing(trained):
     assert same(server.checkpoint(), fresh.checkpoint())
 
 
-def test_a_model_that_an_earlier_update_spoiled_is_named_as_a_cause(trained):
+@pytest.mark.parametrize(
+    ("usable", "said"),
+    [
+        ((), "client 0: off; client 1: off; client 2: off …; resume when the lost clients are back"),
+        (
+            (0,),
+            "client 1: off; client 2: off; client 3: off; resume when the lost clients are back, or lower "
+            "train.min_accepted to continue with fewer",
+        ),
+    ],
+)
+def test_a_failed_round_names_three_reasons_and_what_helps_against_them(trained, usable, said):
+    _, good = trained
+    updates = {client: update if client in usable else "off" for client, update in good.items()}
+    with pytest.raises(TooFewUpdatesError) as error:
+        server_of(trained).run_round(Fixed(updates))
+    required = f"{len(usable)} of 4 updates were usable and train.min_accepted requires 50%"
+    assert str(error.value) == f"round 2 failed: {required}; {said}"
+
+
+@pytest.mark.parametrize(("number", "most"), [(4, True), (3, True), (2, False)])
+def test_a_model_that_an_earlier_update_spoiled_is_named_as_a_cause(trained, number, most):
     """As weights that one client multiplied by 30 in the first round: all honest clients then move far."""
     _, good = trained
-    far = {client: scaled(update, 1000.0) for client, update in good.items()}
-    with pytest.raises(TooFewUpdatesError, match=r"suspect an update that an earlier round .* spoiled"):
+    far = {client: scaled(good[client], 1000.0) if client < number else "off" for client in good}
+    with pytest.raises(TooFewUpdatesError) as error:
         server_of(trained).run_round(Fixed(far))
+    assert ("suspect an update that an earlier round accepted and that spoiled" in str(error.value)) == most
+    assert "lower train.min_accepted" not in str(error.value)  # no update is left to continue with
 
 
 def test_jobs_are_in_the_order_of_ids_and_name_each_clients_valid_state(trained, monkeypatch):
@@ -118,9 +141,10 @@ def test_half_is_not_too_few(trained):
         server.run_round(Fixed({**good, 0: "off", 1: "off"}))
 
 
-def test_a_round_with_too_few_updates_for_its_aggregation_says_why_they_are_too_few():
+@pytest.mark.parametrize("share", [0.5, 0.8])  # of five, of which four are usable
+def test_a_round_with_too_few_updates_for_its_aggregation_says_why_they_are_too_few(share):
     """Krum with f = 1 needs five; it must not answer for a client that was refused or lost."""
-    rounds = Rounds("method.aggregation=multi_krum", "partition.clients=5")
+    rounds = Rounds("method.aggregation=multi_krum", "partition.clients=5", f"train.min_accepted={share}")
     server, updates = rounds.server, {client: rounds.train(client)[0] for client in range(5)}
     with pytest.raises(TooFewUpdatesError) as error:
         server.run_round(Fixed({**updates, 2: scaled(updates[2], math.nan), 3: updates[3]}))
@@ -128,7 +152,9 @@ def test_a_round_with_too_few_updates_for_its_aggregation_says_why_they_are_too_
     assert sentence.startswith(
         "round 1 failed: 4 of 5 updates were usable and 'multi_krum' requires 5; client 2: 'encoder."
     )
-    assert sentence.endswith("or change options.multi_krum to continue with fewer")
+    assert sentence.endswith(
+        "does not send what it declares, or change options.multi_krum to continue with fewer"
+    )
     assert server.run_round(Fixed(updates)).clients == 5
 
 
