@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import Forward, NumberSpec, TensorSpec, Term
+from atoll.components.base import Forward, Merge, NumberSpec, TensorSpec, Term
 from atoll.core.errors import UserError
-from atoll.core.tree import leaves, map_tensors, pack, unpack
+from atoll.core.tree import clone, leaves, map_tensors, pack, unpack
 from atoll.engines.client import Client
 from atoll.engines.federation import Federation
 from tests.harness import final_models, run_tiny, tiny
 from tests.rounds import Rounds
+from tests.trees import same
 
 VIT = ("model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1", "model.patch=4")
 WIDE = ("model.encoder=resnet-narrow", "model.width=16", "model.stem=cifar", "train.momentum=0.9")
@@ -148,6 +149,78 @@ def test_kept_optimizer_states_have_the_layout_of_their_weights():
     state = rounds.client.optimizer.state
     assert any(not weight.is_contiguous() for weight in state)
     assert all(own["momentum_buffer"].stride() == weight.stride() for weight, own in state.items())
+
+
+@dataclass(frozen=True)
+class ChangesSlices(Term):
+    """Changes its slices of the server's state and of the message in place."""
+
+    name: ClassVar[str] = "changes_slices"
+    source: ClassVar[str] = "a test"
+
+    def init(self, setting):
+        return {"sum": torch.zeros(2)}
+
+    def send(self, state, client, cohort, round):
+        state["sum"] += 1
+        return clone(state)
+
+    def start(self, context):
+        self.seen.append(float(context.of(self).message["sum"].add_(1)[0]))
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+    seen: ClassVar[list[float]] = []
+
+
+@dataclass(frozen=True)
+class ChangesModel(Merge):
+    """Changes the downloaded weights in place."""
+
+    name: ClassVar[str] = "changes_model"
+    source: ClassVar[str] = "a test"
+
+    def join(self, context, downloaded):
+        for weight in downloaded.values():
+            weight.zero_()
+        return downloaded
+
+
+def test_what_a_component_changes_in_place_is_its_own():
+    """Clients in one process, and the server, share the tensors of a message."""
+    added = (f"method.terms=['{__name__}:ChangesSlices']", f"method.merge={__name__}:ChangesModel")
+    rounds = Rounds("method.name=fed_simclr", *added)
+    before, ChangesSlices.seen[:] = clone(rounds.server.state), []
+    for _ in range(2):
+        (job, *_) = rounds.server.jobs(1)
+        sent = clone(job.message)
+        for _ in range(2):
+            rounds.train(0, message=job.message)
+        assert same(job.message, sent)
+    assert same(rounds.server.state, before)
+    assert ChangesSlices.seen == 4 * [2.0]
+
+
+def test_a_client_receives_of_others_what_clients_send():
+    """The server's other weights are those that a run begins with."""
+    rounds = Rounds("method.name=fed_simclr", "train.bn_buffers=local")
+    update, retained = rounds.train(0)
+    rounds.start(0, 2, retained)
+    received = rounds.client.context.received
+    assert received.keys() == update["weights"].keys()
+    assert "encoder.bn1.running_mean" not in received
+    assert all(torch.equal(w, rounds.server.state["models"]["global"][n]) for n, w in received.items())
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_client_trains_at_the_rate_of_its_round(schedule):
+    rounds = Rounds("method.name=fed_simclr", "train.rounds=4", "train.lr=0.5", f"train.schedule={schedule}")
+    for round, cosine in ((1, 1.0), (3, 0.5), (2, (1 + 0.5**0.5) / 2)):
+        rounds.start(0, round)
+        expected = pytest.approx(0.5 * (cosine if schedule == "cosine" else 1))
+        assert rounds.client.context.lr == expected
+        assert [group["lr"] for group in rounds.client.optimizer.param_groups] == [expected]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.components.base import VIEWS, Objective
+from atoll.components.base import VIEWS, Objective, Term
 from atoll.core.errors import UserError
 from atoll.core.tree import clone, num_bytes
 from atoll.engines.federation import Federation
@@ -123,6 +123,45 @@ def test_jobs_are_in_the_order_of_ids_and_name_each_clients_valid_state(trained,
     monkeypatch.setattr(server, "cohort", lambda round: [3, 0, 1])
     messages = [job.message for job in server.jobs(5)]
     assert [(m["client"], m["kept"], m["round"]) for m in messages] == [(0, 0, 5), (1, 4, 5), (3, 1, 5)]
+
+
+def test_cohorts_and_random_streams_are_those_of_the_seed_and_the_round():
+    def drawn(seed):
+        server = Rounds("method.name=fed_simclr", "train.participation=0.5", f"seed={seed}").server
+        return [(tuple(server.cohort(round)), server.seed(round)) for round in range(1, 9)]
+
+    first, other = drawn(0), drawn(1)
+    assert first == drawn(0)
+    assert [cohort for cohort, _ in first] != [cohort for cohort, _ in other]
+    assert len({cohort for cohort, _ in first}) > 1
+    assert len({seed for _, seed in first + other}) == 16
+
+
+@dataclass(frozen=True)
+class Draws(Term):
+    """Draws at the server, without a generator of its own."""
+
+    name: ClassVar[str] = "draws"
+    source: ClassVar[str] = "a test"
+
+    def constants(self, setting, prerequisites):
+        return torch.rand(3)
+
+    def init(self, setting):
+        return torch.rand(3)
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+
+def test_what_the_users_code_draws_at_the_server_is_that_of_the_seed():
+    found = []
+    for seed in (0, 0, 1):
+        torch.rand(1)  # moves PyTorch's own stream
+        server = Rounds("method.name=fed_simclr", f"method.terms=['{__name__}:Draws']", f"seed={seed}").server
+        found.append((server.constants["draws"], server.state["parts"]["draws"]))
+    assert same(found[0], found[1])
+    assert not any(torch.equal(one, other) for one, other in zip(found[0], found[2], strict=True))
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"valid": {"4": 1}}])

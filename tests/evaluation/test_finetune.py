@@ -114,7 +114,13 @@ def test_a_number_of_labels_of_pure_classes_teaches_all_of_them(count: int) -> N
     protocol = replace(FINE_TUNES[f"finetune-{count}-labels"], encoder_lr=0.05, head_lr=0.05, epochs=20)
     result = run(encoder, (pure, pure), protocol)
     assert (result.labels, result.accuracy) == (count, 1.0)
-    assert run(encoder, (pure, replace(pure, labels=labels.roll(1))), protocol).accuracy == 0.0
+    wrong = run(encoder, (pure, replace(pure, labels=labels.roll(1))), protocol)
+    assert (wrong.accuracy, wrong.epoch) == (0.0, 20)
+    best = run(encoder, (pure, pure), replace(protocol, select="best", every=1))
+    assert best.accuracy == 1.0
+    # Of equal accuracies, the first is the best.
+    sooner = replace(protocol, epochs=best.epoch - 1 or 1)
+    assert best.epoch == 1 or run(encoder, (pure, pure), sooner).accuracy < 1.0
 
 
 def test_learns_from_few_labels_and_leaves_the_encoder_alone(digits: tuple[ImageSet, ImageSet]) -> None:
@@ -241,6 +247,8 @@ def test_one_full_step_a_round_by_fedavg_is_the_step_on_all_labels(digits: tuple
     assert expected > 0.3
     apart = linear_digits(digits, replace(FULL, local_epochs=8), clients)
     assert abs(apart.accuracy - expected) > 0.0051  # with more local steps the clients drift
+    assert apart.epoch == 8
+    assert 0 < apart.accuracy == apart.last_accuracy
 
 
 @pytest.mark.parametrize("count", [41, 42, 43])
@@ -289,8 +297,10 @@ def test_each_client_labels_its_own_share(digits: tuple[ImageSet, ImageSet]) -> 
         for label in classes
     )
     assert linear_digits(digits, replace(FULL, fraction=0.1, local_epochs=4), ids).labels == expected
-    with pytest.raises(ValueError, match="needs the client of each training image"):
-        linear_digits(digits, replace(FULL, local_epochs=4), None)
+    assert linear_digits(digits, replace(FULL, label_count=20, local_epochs=4), ids).labels == 2 * 20
+    for none in (None, torch.full((600,), -1)):
+        with pytest.raises(ValueError, match="needs the client of each training image"):
+            linear_digits(digits, replace(FULL, local_epochs=4), none)
 
 
 def test_fedcas_federated_fine_tuning_learns_where_no_client_knows_all_classes(
@@ -309,6 +319,25 @@ def test_what_diverges_is_refused(digits: tuple[ImageSet, ImageSet]) -> None:
         UserError, match="the fine-tuning diverged: after epoch 12, its outputs are not finite"
     ):
         run(net(), digits, replace(SHORT, head_lr=1e20, encoder_lr=1e20))
+
+
+def test_one_output_that_is_not_finite_is_refused(digits: tuple[ImageSet, ImageSet]) -> None:
+    class Contrast(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images / images.amax((1, 2, 3), keepdim=True))
+
+    train, test = digits
+    pixels = test.images.gather(torch.arange(200))
+    pixels[7] = 0
+    with pytest.raises(UserError, match="its outputs are not finite"):
+        run(Contrast(*linear_encoder()), (train, replace(test, images=StoredPixels(pixels))), SHORT)
+
+
+def test_a_class_without_test_images_is_trained(digits: tuple[ImageSet, ImageSet]) -> None:
+    train, test = digits
+    assert test.labels is not None
+    some = test.subset((test.labels < 5).nonzero().squeeze(1))
+    assert run(linear_encoder(), (train, some), SHORT).accuracy > 0.5
 
 
 def test_dropout_repeats_and_leaves_the_default_generator_alone(digits: tuple[ImageSet, ImageSet]) -> None:
