@@ -1,6 +1,7 @@
 """Tasks beside the rounds: in order, their errors raised, and a run whose checkpoints are written late."""
 
 import threading
+import time
 
 import pytest
 
@@ -104,6 +105,33 @@ def test_a_round_trains_while_the_one_before_is_saved(tmp_path, monkeypatch, ref
         late = run_tiny(tmp_path / "late", *SETTINGS, resume=True)
     assert [line["round"] for line in late.metrics] == [0, 1, 2, 3, 4]
     assert late.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "before_the_next"),
+    [
+        (("method.name=fedema", "evaluation.every=2", "evaluation.during=['knn']"), {2, 4}),
+        (("method.aggregation=private_fedavg", "train.bn_buffers=leave"), {1, 2, 3, 4}),
+    ],
+    ids=["evaluated", "private"],
+)
+def test_a_round_whose_repetition_would_matter_is_saved_before_the_next_one_trains(
+    tmp_path, monkeypatch, settings, before_the_next
+):
+    """A repeated private round spends privacy again; an evaluated one waits for all rounds before it."""
+    saved, write = [], Run.checkpoint
+
+    def checkpoint(run, number, tree):
+        if number == 1:
+            time.sleep(0.5)
+        write(run, number, tree)
+        saved.append((number, threading.current_thread() is threading.main_thread()))
+
+    monkeypatch.setattr(Run, "checkpoint", checkpoint)
+    run = run_tiny(tmp_path, *settings, "train.rounds=4", "evaluation.at_end=[]")
+    assert [number for number, _ in saved] == [0, 1, 2, 3, 4]
+    assert {number for number, here in saved if here} == {0} | before_the_next
+    assert [line["round"] for line in run.metrics] == [0, 1, 2, 3, 4]
 
 
 class Meddler:

@@ -78,15 +78,37 @@ def test_maps_are_what_pooling_averages(pixels: Tensor) -> None:
     torch.testing.assert_close(maps.view(23, 5, 16).mean(2), embed(net, to_float, StoredPixels(pixels)))
 
 
-def test_an_encoder_without_maps_is_refused_by_name(pixels: Tensor) -> None:
+@pytest.mark.parametrize("maps", [None, "no function", lambda images: images.flatten(1)])
+def test_an_encoder_without_maps_is_refused_by_name(pixels: Tensor, maps: object) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
+    if maps is not None:
+        flat.feature_maps = maps
     with pytest.raises(UserError, match="Sequential has none"):
         embed(flat, to_float, StoredPixels(pixels), maps=True)
 
 
-def test_an_output_that_is_no_row_per_image_is_refused(pixels: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"\(23, 5, 4, 4\)"):
-        embed(nn.Conv2d(3, 5, 3), to_float, StoredPixels(pixels))
+@pytest.mark.parametrize(
+    ("encoder", "shape"),
+    [
+        (nn.Conv2d(3, 5, 3), r"\(23, 5, 4, 4\)"),
+        (nn.Flatten(0, 2), r"\(414, 6\)"),
+        (nn.Flatten(0), r"\(2484,\)"),
+    ],
+    ids=["maps", "more rows", "no rows"],
+)
+def test_an_output_that_is_no_row_per_image_is_refused(
+    pixels: Tensor, encoder: nn.Module, shape: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"{shape} for 23"):
+        embed(encoder, to_float, StoredPixels(pixels))
+
+
+def test_representations_are_float32_whatever_the_encoder_computes_in(pixels: Tensor) -> None:
+    net = Net()
+    h = embed(net, to_float, StoredPixels(pixels))
+    double = embed(net.double(), lambda images: to_float(images).double(), StoredPixels(pixels))
+    assert double.dtype == torch.float32
+    torch.testing.assert_close(double, h)
 
 
 def test_sample_draws_once_for_a_seed_and_purpose() -> None:
@@ -95,6 +117,7 @@ def test_sample_draws_once_for_a_seed_and_purpose() -> None:
     assert torch.equal(rows, rows.unique())
     assert len(rows) == 10
     assert not torch.equal(rows, sample(100, 10, 1, "b"))
+    assert not torch.equal(rows, sample(100, 10, 2, "a"))
     assert torch.equal(sample(5, 10, 1, "a"), torch.arange(5))
 
 
