@@ -1,11 +1,13 @@
 """The commands that measure and use an encoder: embed, export, evaluate, neighbours."""
 
+import csv
 import io
 import json
 import os
 import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -29,8 +31,14 @@ def test_embed_and_export(finished, images, tmp_path, capsys):
     assert list(names) == [f"{i:02d}.png" for i in range(40)]
     for ending in ("csv", "parquet"):
         assert run("embed", finished, images, "-o", tmp_path / f"e.{ending}") == 0
-    table = np.loadtxt(tmp_path / "e.csv", delimiter=",", skiprows=1, usecols=range(1, h.shape[1] + 1))
-    np.testing.assert_allclose(table, h, rtol=1e-6)
+    with (tmp_path / "e.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["name", *(f"h{i}" for i in range(h.shape[1]))]
+    assert [row[0] for row in rows] == list(names)
+    np.testing.assert_array_equal(np.array([row[1:] for row in rows]).astype(np.float32), h)
+    table = pq.read_table(tmp_path / "e.parquet")
+    assert table["name"].to_pylist() == list(names)
+    np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), np.float32), h)
     assert run("export", finished, "--format", "pt2", "-o", tmp_path / "e.pt2") == 0
     program = torch.export.load(io.BytesIO((tmp_path / "e.pt2").read_bytes())).module()
     import atoll
@@ -116,6 +124,24 @@ def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
     os.mkfifo(folder / "pipe.png")
     with pytest.raises(UserError, match=r"pipe\.png is a pipe, a socket or a device"):
         embed_images(encoder, folder)
+
+
+def test_images_of_subfolders_are_named_by_their_paths_in_order_and_other_files_are_left_out(
+    finished, tmp_path
+):
+    folder, output = tmp_path / "images", tmp_path / "h.npz"
+    for name, shade in (("b/1.png", 255), ("a/1.png", 0), ("c.png", 100)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), shade).save(folder / name)
+    (folder / "a/notes.txt").write_text("no image")
+    assert run("embed", finished, folder, "-o", output) == 0
+    several = np.load(output)
+    assert list(several["names"]) == ["a/1.png", "b/1.png", "c.png"]
+    for name, h in zip(several["names"], several["embeddings"], strict=True):
+        assert run("embed", finished, folder / name, "-o", output) == 0
+        one = np.load(output)
+        assert list(one["names"]) == [name.rsplit("/")[-1]]
+        np.testing.assert_allclose(one["embeddings"][0], h, rtol=1e-4, atol=1e-5)
 
 
 def test_embedding_refuses_or_skips_what_is_no_image(finished, tmp_path, capsys):

@@ -232,26 +232,30 @@ def test_images_are_embedded_as_the_encoder_computes_them(run: atoll.Run, tmp_pa
     mean, std = (encoder.metadata[name][0] for name in ("mean", "std"))
     with torch.no_grad():
         expected = encoder((torch.from_numpy(pixels)[:, None] / 255 - mean) / std).numpy()
-    for row in range(3):
-        Image.fromarray(pixels[row]).save(tmp_path / f"{row}.png")
+    for row in range(300):
+        Image.fromarray(pixels[row]).save(tmp_path / f"{row:03d}.png")
     forms = (
         pixels,
         (pixels, [0, 1, 2] * 100),
         torch.from_numpy(pixels),
         [Image.fromarray(one) for one in pixels],
         tmp_path,
-        str(tmp_path / "0.png"),
+        str(tmp_path / "000.png"),
         Image.fromarray(pixels[0]),
     )
-    for images, count in zip(forms, (300, 300, 300, 300, 3, 1, 1), strict=True):
+    for images, count in zip(forms, (300, 300, 300, 300, 300, 1, 1), strict=True):
         found = run.embed(images, device="cpu")
         assert found.dtype == np.float32
         assert found.shape == (count, encoder.dim)
         np.testing.assert_allclose(found, expected[:count], rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="the images are None; give a file, a folder"):
         run.embed(None)
-    with pytest.raises(UserError, match="image 0 cannot be read as the encoder's training images were"):
-        run.embed([b"no image"])
+    files = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
+    with pytest.raises(UserError, match="image 300 cannot be read as the encoder's training images were"):
+        run.embed([*files, b"no image"])
+    names, h = embed_images(encoder, tmp_path, device="cpu")
+    assert names == [f"{row:03d}.png" for row in range(300)]
+    np.testing.assert_allclose(h, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(
         UserError, match="may be one image"
     ):  # a colour image, of which each row would be an image
