@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import fmean
 from typing import ClassVar
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.aggregation.fedavg import FedAvg
-from atoll.components.base import Forward, Merge, NumberSpec, TensorSpec, Term
+from atoll.components.base import VIEWS, Forward, Merge, NumberSpec, Objective, TensorSpec, Term
 from atoll.core.errors import UserError
 from atoll.core.tree import clone, leaves, map_tensors, pack, unpack
 from atoll.engines.client import Client
@@ -211,6 +212,50 @@ def test_a_client_receives_of_others_what_clients_send():
     assert received.keys() == update["weights"].keys()
     assert "encoder.bn1.running_mean" not in received
     assert all(torch.equal(w, rounds.server.state["models"]["global"][n]) for n, w in received.items())
+
+
+@dataclass(frozen=True)
+class Steps(Objective):
+    """A loss that is the number of the steps before."""
+
+    name: ClassVar[str] = "steps"
+    source: ClassVar[str] = "a test"
+
+    def forwards(self):
+        return VIEWS
+
+    def loss(self, context, batch, passes):
+        return 0 * passes[VIEWS[0]].z.sum() + context.steps
+
+
+@dataclass(frozen=True)
+class Ones(Term):
+    """A loss of 1 that counts half."""
+
+    name: ClassVar[str] = "ones"
+    source: ClassVar[str] = "a test"
+    weight: float = 0.5
+    after: ClassVar[list[int]] = []
+
+    def loss(self, context, batch, passes):
+        return torch.ones(())
+
+    def after_step(self, context):
+        self.after.append(context.steps)
+
+
+def test_losses_are_means_over_all_steps_and_the_weighing_one_over_the_last_epoch():
+    parts = (f"method.objective={__name__}:Steps", f"method.terms=['{__name__}:Ones']", "train.epochs=3")
+    rounds = Rounds("method.name=fed_simclr", "method.aggregation=loss_weighted", *parts)
+    Ones.after.clear()
+    update, _ = rounds.train(0)
+    batches = rounds.federation.client_data(0).num_batches()
+    assert batches > 1
+    steps = range(3 * batches)
+    mean, last = fmean(steps), fmean(steps[-batches:])
+    assert update["losses"] == pytest.approx({"steps": mean, "ones": 1.0, "loss": mean + 0.5})
+    assert update["loss"] == pytest.approx(last + 0.5)
+    assert Ones.after == list(range(1, 3 * batches + 1))
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])

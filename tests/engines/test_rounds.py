@@ -62,3 +62,16 @@ def test_patience_without_an_evaluation_is_refused():
         tiny("evaluation.patience=2", "evaluation.every=0")
     with pytest.raises(UserError, match=r"'knn' in evaluation\.during"):
         tiny("evaluation.patience=2", "evaluation.every=1", "evaluation.during=['geometry']")
+
+
+def test_a_private_round_is_not_repeated_from_an_earlier_checkpoint(tmp_path):
+    settings = ("method.aggregation=private_fedavg", "train.bn_buffers=leave", "evaluation.at_end=[]")
+    run = run_tiny(tmp_path, *settings)
+    newest = run.checkpoints / "round-000002.safetensors"
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:100])
+    with pytest.raises(UserError, match=r"repeating a private round spends privacy that ε would not count"):
+        run_tiny(tmp_path, *settings, "train.rounds=3", resume=True)
+    newest.write_bytes(whole)
+    run_tiny(tmp_path, *settings, "train.rounds=3", resume=True)
+    assert [line["round"] for line in run.metrics] == [0, 1, 2, 3]
