@@ -10,6 +10,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.engines.background import Background
 from atoll.engines.callbacks import Callbacks
+from atoll.engines.server import Server
 from tests.harness import run_tiny, tiny
 
 
@@ -119,13 +120,23 @@ def test_a_round_whose_repetition_would_matter_is_saved_before_the_next_one_trai
     tmp_path, monkeypatch, settings, before_the_next
 ):
     """A repeated private round spends privacy again; an evaluated one waits for all rounds before it."""
-    saved, write = [], Run.checkpoint
+    saved, trained, write, run_round = [], threading.Event(), Run.checkpoint, Server.run_round
+
+    def noted(server, *arguments):
+        record = run_round(server, *arguments)
+        if record.round == 2:
+            trained.set()
+        return record
 
     def checkpoint(run, number, tree):
-        if number == 1:
-            time.sleep(0.5)
+        here = threading.current_thread() is threading.main_thread()
+        if number == 1 and not here:
+            assert trained.wait(30)
+            time.sleep(0.3)  # the second round is complete, and must wait
         write(run, number, tree)
-        saved.append((number, threading.current_thread() is threading.main_thread()))
+        saved.append((number, here))
+
+    monkeypatch.setattr(Server, "run_round", noted)
 
     monkeypatch.setattr(Run, "checkpoint", checkpoint)
     run = run_tiny(tmp_path, *settings, "train.rounds=4", "evaluation.at_end=[]")

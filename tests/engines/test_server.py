@@ -312,10 +312,15 @@ def test_a_whole_run_tells_the_door_which_names_are_running_statistics(tmp_path)
     assert not any("refused" in line for line in run.metrics)
 
 
-def test_a_clients_control_variate_is_bounded_like_its_weights(trained):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_clients_control_variate_is_bounded_like_its_weights(resumed):
     rounds = Rounds("method.name=scaffold")
     updates = {client: rounds.train(client)[0] for client in range(4)}
     assert rounds.server.run_round(Fixed(updates)).clients == 4
+    if resumed:
+        checkpoint = clone(rounds.server.checkpoint())
+        rounds.server = Rounds("method.name=scaffold").server
+        rounds.server.restore(checkpoint)
     again = {client: rounds.train(client, 2)[0] for client in range(4)}
     slices = {name: 1e4 * value for name, value in again[1]["parts"]["scaffold"].items()}
     record = rounds.server.run_round(Fixed({**again, 1: {**again[1], "parts": {"scaffold": slices}}}))

@@ -96,14 +96,16 @@ def test_a_client_that_is_lost_misses_its_turn_and_a_lost_sweep_stops_the_run():
         turn(lost)
 
 
-def test_a_resumed_server_goes_on_counting_lost_turns():
-    rounds = Rounds(LAGOON)
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_resumed_server_goes_on_counting_lost_turns(groups):
+    settings = (LAGOON, f"options.relay.groups={groups}")
+    rounds = Rounds(*settings)
     lost = dict.fromkeys(range(rounds.federation.setting.num_clients), "its machine is off")
-    for _ in list(lost)[1:]:
+    for _ in range(groups - 1):
         rounds.server.run_round(Fixed(lost))
-    resumed = Rounds(LAGOON).server
+    resumed = Rounds(*settings).server
     resumed.restore(rounds.server.checkpoint())
-    with pytest.raises(TooFewUpdatesError, match="0 of 1 updates were usable"):
+    with pytest.raises(TooFewUpdatesError, match=r"0 of \d updates were usable"):
         resumed.run_round(Fixed(lost))
 
 
@@ -112,7 +114,8 @@ def test_a_missed_turn_records_nothing_of_the_updates_that_it_drops():
     here, *others = rounds.server.cohort(1)
     update, _ = rounds.train(here, 1)
     record = rounds.server.run_round(Fixed({here: update, **dict.fromkeys(others, "its machine is off")}))
-    assert (record.clients, record.losses, record.angular_divergence) == (0, {}, None)
+    assert (record.clients, record.losses, record.angular_divergence, record.idle) == (0, {}, None, True)
+    assert rounds.server.checkpoint()["norms"] == []
     assert record.bytes_up > 0
 
 
