@@ -320,7 +320,9 @@ def test_a_clients_control_variate_is_bounded_like_its_weights(resumed):
     if resumed:
         checkpoint = clone(rounds.server.checkpoint())
         rounds.server = Rounds("method.name=scaffold").server
-        rounds.server.restore(checkpoint)
+        rounds.server.restore(clone(checkpoint))
+        assert checkpoint["accepted"]
+        assert same(rounds.server.checkpoint(), checkpoint)
     again = {client: rounds.train(client, 2)[0] for client in range(4)}
     slices = {name: 1e4 * value for name, value in again[1]["parts"]["scaffold"].items()}
     record = rounds.server.run_round(Fixed({**again, 1: {**again[1], "parts": {"scaffold": slices}}}))
