@@ -160,11 +160,12 @@ class ChangesSlices(Term):
     source: ClassVar[str] = "a test"
 
     def init(self, setting):
-        return {"sum": torch.zeros(2)}
+        return {"sum": torch.zeros(2), "clients": []}
 
     def send(self, state, client, cohort, round):
         state["sum"] += 1
-        return clone(state)
+        state["clients"] = [*state["clients"], client]
+        return state
 
     def start(self, context):
         self.seen.append(float(context.of(self).message["sum"].add_(1)[0]))
@@ -194,7 +195,12 @@ def test_what_a_component_changes_in_place_is_its_own():
     rounds = Rounds("method.name=fed_simclr", *added)
     before, ChangesSlices.seen[:] = clone(rounds.server.state), []
     for _ in range(2):
-        (job, *_) = rounds.server.jobs(1)
+        job, *others = rounds.server.jobs(1)
+        for other in (job, *others):
+            slice = other.message["parts"]["changes_slices"]
+            assert slice["sum"].tolist() == [1, 1]
+            assert slice["clients"] == [other.client]
+        assert others
         sent = clone(job.message)
         for _ in range(2):
             rounds.train(0, message=job.message)

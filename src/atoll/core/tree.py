@@ -158,6 +158,11 @@ def clone(tree: Tree) -> Tree:
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True, memory_format=layout), tree)
 
 
+def marks(tree: Tree) -> Tree:
+    """Replace tensors by their identity and the number of their changes: equal marks, unchanged tree."""
+    return _map_leaves(lambda leaf: (id(leaf), leaf._version) if isinstance(leaf, Tensor) else leaf, tree)
+
+
 def pack(tree: Tree) -> bytes:
     """Serialise a tree; equal trees give equal bytes. A tensor that occurs several times is stored once."""
     structure, tensors = _split(tree)

@@ -22,7 +22,7 @@ from atoll.core.process_state import seeded_streams
 from atoll.core.remedies import RESTART
 from atoll.core.rng import derive_seed, stream
 from atoll.core.text import one_line
-from atoll.core.tree import Weights, clone, num_bytes
+from atoll.core.tree import Weights, clone, marks, num_bytes
 from atoll.engines.client import BASE
 from atoll.engines.history import History
 from atoll.engines.jobs import Executor, Job, SumExecutor
@@ -97,17 +97,21 @@ class Server:
         """Create the jobs of a round, in the order of client ids, which is the order of the fold."""
         cohort = self.cohort(round)
         method = self.recipe.composed
-        # A copy, because `send` may change it, and the last round's checkpoint may not be written yet.
-        sending = {
+        sending = [
             component.name for component in method.components if type(component).send is not Component.send
-        }
-        parts = self.state["parts"]
-        given = {name: clone(tree) if name in sending else tree for name, tree in parts.items()}
-        state: ServerState = {**self.state, "parts": given}
-        return [
-            Job(method.send(state, self.setting, client, cohort, round, self.valid.get(client, 0)))
-            for client in sorted(cohort)
         ]
+        parts, jobs = self.state["parts"], []
+        # Copies, because `send` may change them, and the last round's checkpoint may not be written yet.
+        copies = {name: clone(tree) for name, tree in parts.items() if name in sending}
+        unchanged = marks(copies)
+        for client in sorted(cohort):
+            state: ServerState = {**self.state, "parts": {**parts, **copies}}
+            kept = self.valid.get(client, 0)
+            jobs.append(Job(method.send(state, self.setting, client, cohort, round, kept)))
+            if marks(copies) != unchanged:
+                copies = clone({name: parts[name] for name in copies})
+                unchanged = marks(copies)
+        return jobs
 
     def run_round(self, executor: Executor, progress: Callable[[int], None] | None = None) -> Record:
         """Run the next round.
