@@ -220,6 +220,19 @@ def test_a_client_receives_of_others_what_clients_send():
     assert all(torch.equal(w, rounds.server.state["models"]["global"][n]) for n, w in received.items())
 
 
+def test_a_client_goes_on_with_its_personal_weights_and_a_new_one_with_those_of_the_start():
+    rounds = Rounds("method.name=fed_simclr", "method.share=['encoder.*']")
+    begin = rounds.start(0)
+    _, kept = rounds.train(0)
+    rounds.train(1)
+    own = kept["personal"]
+    assert own.keys() == {name for name in begin if name.startswith("projector.")}
+    assert not same(own, {name: begin[name] for name in own})
+    for retained, expected in ((kept, own), (None, begin)):
+        found = rounds.start(0, 2, retained)
+        assert same({name: found[name] for name in own}, {name: expected[name] for name in own})
+
+
 @dataclass(frozen=True)
 class Steps(Objective):
     """A loss that is the number of the steps before."""
