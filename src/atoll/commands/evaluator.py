@@ -76,7 +76,7 @@ class Evaluator:
                 return models
             if recipe.composed.merge.alone and server.valid:
                 warn(
-                    "the trained models are at the clients; the encoder and results here are the untrained model's",
+                    "the trained models are at the clients; the encoder and results here are the untrained model's"
                 )
         return {
             name: (

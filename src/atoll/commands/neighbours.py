@@ -166,7 +166,7 @@ def _training_images(run: Run, recipe: Recipe, encoder: Encoder) -> Gallery:
     if partition is None or partition.fingerprint != train.fingerprint:
         if partition:
             warn(
-                "these are not the images that the run's clients had, so whose the neighbours are is unknown",
+                "these are not the images that the run's clients had, so whose the neighbours are is unknown"
             )
         return Gallery(train.images, names, h)
     return Gallery(train.images, names, h, partition.client_ids(train), tuple(partition.names))

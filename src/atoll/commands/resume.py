@@ -239,7 +239,7 @@ def check_folder(
         _check_environment(run, recipe)
     if done and (changed := other_weights(run, recipe)):
         warn(
-            f"{run.folder} had finished, from the weights that '{changed}' held when it began; it holds others now",
+            f"{run.folder} had finished, from the weights that '{changed}' held when it began; it holds others now"
         )
     return done
 

@@ -55,7 +55,7 @@ def find_one_encoder(run_or_encoder: Path | str) -> Path:
     if models := results.get("clients_by_model"):
         warn(
             f"{run_or_encoder} ended with {len(models)} encoders; this is that of {results['model']}, whose "
-            "clients hold the most images; the others are encoder-NAME.safetensors in its folder",
+            "clients hold the most images; the others are encoder-NAME.safetensors in its folder"
         )
     return path
 

@@ -39,7 +39,7 @@ def read_client_folders(options: DataOptions, root: Path) -> tuple[Listing, List
     if len(names := clients.column_values["client"]) == 1:
         warn(
             f"{train} holds one folder, {names[0]!r}, so there is one client; if the folders in it are clients, "
-            f"set data.path to {train / names[0]}",
+            f"set data.path to {train / names[0]}"
         )
     return clients, None if test is None else _by_client(test, options.labels)
 
@@ -84,7 +84,7 @@ def _tell_unknown(root: Path, options: DataOptions, names: Sequence[str]) -> Non
         meaning = {"folder": "as classes", "clients": "as clients"}.get(options.source, "without a split")
         warn(
             f"{root} holds no folder {options.train_split!r}, so {few(map(repr, splits))} are read {meaning}; if "
-            "they are splits, call them 'train' and 'test', or set data.train_split and data.test_split to these",
+            "they are splits, call them 'train' and 'test', or set data.train_split and data.test_split to these"
         )
 
 
@@ -94,7 +94,7 @@ def _tell_unread(root: Path, split: str) -> None:
     if unread:
         warn(
             f"{root}: {split!r} is read as the training split, and {few(unread)} not at all; if one of them holds "
-            f"the test images, set data.test_split, and if {split!r} is a class, rename it",
+            f"the test images, set data.test_split, and if {split!r} is a class, rename it"
         )
 
 
@@ -176,9 +176,7 @@ def _tell_skipped(root: Path) -> None:
     suffixes = Counter(path.suffix.lower() or "without a suffix" for path in skipped)
     if suffixes:
         counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
-        warn(
-            f"{root}: skipped files without an image suffix: {counts}",
-        )
+        warn(f"{root}: skipped files without an image suffix: {counts}")
 
 
 def files_below(folder: Path, above: frozenset[Path] | None = None) -> Iterator[Path]:

@@ -164,7 +164,7 @@ class _Source:
         if {"train", "test"} <= set(clients):
             warn(
                 f"{role} has clients called 'train' and 'test'; if they are splits, give the test images as "
-                "test_data, or in a recipe set data.test_split",
+                "test_data, or in a recipe set data.test_split"
             )
         self.parts = [
             part_of(f"{role}[{name!r}]" if name else role, part)

@@ -28,7 +28,7 @@ def warn_of_marks(listing: Listing) -> None:
         marked = (listing.labels == listing.classes.index(mark)).sum()
         warn(
             f"{marked} of {len(listing)} images have the label {UNLABELLED}, which counts as a class of its own; "
-            "if it marks unlabelled images, train with data.labels = false and evaluate on the labelled images",
+            "if it marks unlabelled images, train with data.labels = false and evaluate on the labelled images"
         )
 
 
@@ -59,7 +59,7 @@ def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -
     if len(train.labels) and bool((train.labels == train.labels[0]).all()):
         warn(
             f"all training images are of one class, {train.classes[train.labels[0]]!r}, so no accuracy says "
-            "anything of the encoder; if it is no class, set data.labels = false",
+            "anything of the encoder; if it is no class, set data.labels = false"
         )
     if test is None or test.labels is None:
         return
@@ -70,7 +70,7 @@ def warn_of_classes(train: ImageSet, test: ImageSet | None, limit: int | None) -
         names = few(repr(test.classes[label]) for label in torch.unique(strange).tolist())
         warn(
             f"{len(strange)} of {len(test)} test images are of classes without a training image: {names}; "
-            f"the training classes are called {few(map(repr, train.classes))}",
+            f"the training classes are called {few(map(repr, train.classes))}"
         )
 
 
@@ -83,7 +83,7 @@ def warn_of_copies(train: ImageSet, test: ImageSet) -> None:
     if copies:
         warn(
             f"{len(copies)} of {len(test)} test images are also training images, pixel by pixel (such as the test "
-            f"images {few(map(str, copies))}); an accuracy on them says little about new images",
+            f"images {few(map(str, copies))}); an accuracy on them says little about new images"
         )
 
 
@@ -102,7 +102,7 @@ def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
             warn(
                 f"{options.path}: the largest value of all images is {brightest} of 255, so they are nearly black; "
                 "scale them (colour of 16 bits to 0 to 65535, because its upper 8 bits are read; such TIFF files "
-                "by data.window = 'per-image')",
+                "by data.window = 'per-image')"
             )
         return
     values = reduce(Values.joined, found_values)
@@ -117,9 +117,7 @@ def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
         at_most = f", so they become nearly black (at most {brightest} of 255)"
         dark = at_most if brightest <= DARK else ""
         words = f"{low:g} becomes black and {high:g} white{dark}; to use their range"
-    warn(
-        f"{found}; {words}, set data.window_low = {values.low:g} and data.window_high = {values.high:g}",
-    )
+    warn(f"{found}; {words}, set data.window_low = {values.low:g} and data.window_high = {values.high:g}")
 
 
 def refuse_or_warn_of_corrupt(

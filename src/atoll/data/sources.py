@@ -132,7 +132,7 @@ def load_data(options: DataOptions, seed: int) -> Splits:
     if options.path and (options.source == "digits" or is_own_data(options.source)):
         warn(
             f"data.path = {options.path!r} is not read, because data.source is {options.source!r}; set data.source "
-            "to what the path holds, such as 'folder'",
+            "to what the path holds, such as 'folder'"
         )
     train, test = read_listings(options)
     for listing in (train, test):

@@ -109,7 +109,7 @@ def read_tar(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
     if not train and like:
         warn(
             f"{root} holds no .tar file of the split {options.train_split!r}, so all are read as one split; if "
-            f"{few(like)} belong to splits, set data.train_split and data.test_split to those words of their names",
+            f"{few(like)} belong to splits, set data.train_split and data.test_split to those words of their names"
         )
     if both := set(train) & set(test):
         raise UserError(

@@ -62,7 +62,7 @@ class NetworkState:
                 warn(
                     f"the buffer {name} has persistent=False and changes as clients train: it passes from one "
                     "client to the next, so that the weights depend on the number of workers; register it as "
-                    "persistent",
+                    "persistent"
                 )
 
 

@@ -51,6 +51,6 @@ def warn_of_still(trained: Set[str], changed: Set[str]) -> None:
         if names and not names & changed:
             warn(
                 f"clients trained, and no weight {words} changed; check that the loss depends on the weights and "
-                "that nothing cuts it off, such as .item(), .detach() or torch.no_grad()",
+                "that nothing cuts it off, such as .item(), .detach() or torch.no_grad()"
             )
             return

@@ -260,7 +260,7 @@ class _Rounds:
         if round < newest:
             warn(
                 f"{checkpoint_file(store.checkpoints, newest)} is damaged; the run continues from round {round} "
-                f"instead of round {newest}",
+                f"instead of round {newest}"
             )
         self.server.restore(latest)
         for client in self._reset:

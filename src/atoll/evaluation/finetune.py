@@ -67,9 +67,7 @@ def label_subset(
         if label_count > len(labels):
             warn(f"{label_count} labels are asked for and there are {len(labels)}; all count")
         if label_count < (classes := len(sizes.nonzero())):
-            warn(
-                f"{label_count} labels are asked for and there are {classes} classes; one of each counts",
-            )
+            warn(f"{label_count} labels are asked for and there are {classes} classes; one of each counts")
         counts = _stratified(sizes, min(label_count, len(labels)))
     chosen = []
     for label in sizes.nonzero():
@@ -147,7 +145,7 @@ class _Training:
         if alone := sum(len(chosen) < 2 for chosen in clients):
             warn(
                 f"{alone} of {len(clients)} clients have one label and take no step, because BatchNorm cannot "
-                "normalise a batch of one image",
+                "normalise a batch of one image"
             )
         for _ in range(self.protocol.epochs // local_epochs):
             total = sum(map(len, clients))

@@ -91,9 +91,7 @@ def knn_predictions(
     if k < 1 or not temperature > 0:
         raise ValueError(f"k ({k}) and temperature ({temperature}) must be positive")
     if k > len(train_h):
-        warn(
-            f"kNN needs {k} neighbours and there are {len(train_h)} training samples; all of them vote",
-        )
+        warn(f"kNN needs {k} neighbours and there are {len(train_h)} training samples; all of them vote")
     labels = train_y.to(train_h.device, torch.long)
     predictions = []
     for similarity, neighbours in nearest_blocks(train_h, test_h, k):

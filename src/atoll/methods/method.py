@@ -203,7 +203,7 @@ class Method:
         if others := state["models"].keys() - self.deploy(state).models.keys():
             warn(
                 f"{self.server.name!r} also moves the model {min(others)!r} of {self.aggregation.name!r}, which is "
-                "not among the models that deploy returns; if it is not to be moved, set method.server = 'direct'",
+                "not among the models that deploy returns; if it is not to be moved, set method.server = 'direct'"
             )
 
     def send(

@@ -140,7 +140,7 @@ class RoundFold:
         ):
             warn(
                 f"clients changed their weights, and the fold of {self._aggregation!r} closes with the models of "
-                "before; check that its add uses the update, and that its close returns the result",
+                "before; check that its add uses the update, and that its close returns the result"
             )
         return models
 

@@ -277,7 +277,7 @@ def try_transform(views: Views) -> None:
     views(noise, draws)
     warn(
         f"views.transform = {views.transform.name!r} makes views one image at a time on the CPU, which is slower "
-        "than Atoll's own",
+        "than Atoll's own"
     )
 
 
