@@ -220,17 +220,54 @@ def test_a_client_receives_of_others_what_clients_send():
     assert all(torch.equal(w, rounds.server.state["models"]["global"][n]) for n, w in received.items())
 
 
-def test_a_client_goes_on_with_its_personal_weights_and_a_new_one_with_those_of_the_start():
-    rounds = Rounds("method.name=fed_simclr", "method.share=['encoder.*']")
+@pytest.mark.parametrize(
+    ("setting", "kind", "where"),
+    [
+        ("method.share=['encoder.*']", "personal", "projector."),
+        ("train.bn_buffers=local", "buffers", "encoder.bn1.running"),
+    ],
+)
+def test_a_client_goes_on_with_its_own_weights_and_a_new_one_with_those_of_the_start(setting, kind, where):
+    rounds = Rounds("method.name=fed_simclr", setting)
     begin = rounds.start(0)
     _, kept = rounds.train(0)
     rounds.train(1)
-    own = kept["personal"]
-    assert own.keys() == {name for name in begin if name.startswith("projector.")}
+    own = kept[kind]
+    assert (
+        {name for name in own if name.startswith(where)} == {n for n in begin if n.startswith(where)} != set()
+    )
     assert not same(own, {name: begin[name] for name in own})
     for retained, expected in ((kept, own), (None, begin)):
         found = rounds.start(0, 2, retained)
         assert same({name: found[name] for name in own}, {name: expected[name] for name in own})
+
+
+@dataclass(frozen=True)
+class Draws(Term):
+    """Draws from PyTorch's own stream, as random layers do."""
+
+    name: ClassVar[str] = "draws"
+    source: ClassVar[str] = "a test"
+
+    def start(self, context):
+        self.drawn.append(float(torch.rand(())))
+
+    def loss(self, context, batch, passes):
+        return torch.zeros(())
+
+    drawn: ClassVar[list[float]] = []
+
+
+def test_random_layers_draw_by_the_seed_the_round_and_the_client():
+    Draws.drawn[:] = []
+    for seed in ("0", "1"):
+        rounds = Rounds("method.name=fed_simclr", f"method.terms=['{__name__}:Draws']", f"seed={seed}")
+        for client, round in ((0, 1), (1, 1), (0, 2), (0, 1)):
+            torch.rand(7)
+            rounds.train(client, round)
+    drawn = Draws.drawn
+    assert (drawn[0], drawn[4]) == (drawn[3], drawn[7])
+    assert len(set(drawn)) == 6
 
 
 @dataclass(frozen=True)
