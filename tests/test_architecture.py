@@ -59,6 +59,7 @@ ABOUT_MORE = {
     "cli/test_bad_input.py": "every command's bad input",
     "components/test_compat.py": "components and folders of 0.1",
     "data/test_given_runs.py": "whole runs on images that Python code gives",
+    "engines/test_client_weights.py": "with which weights a client begins, and which it keeps",
     "engines/test_sharing.py": "what trains, travels and is stored",
     "engines/test_loss_checks.py": "the losses in updates",
     "engines/test_kills.py": "whole runs that are killed or stopped",
