@@ -61,8 +61,8 @@ def test_a_small_gpu_is_shared_by_fewer(gpu):
         ("engine.devices=['cpu']",),
         ("train.batch_size=20000", "data.image_size=8"),
         ("model.width=", "model.encoder=resnet18"),
-        ("model.encoder=tests.engines.test_client_weights:Counting", "model.width=", "model.stem=", "data.channels=1",
-         "views.mean=[0.5]", "views.std=[0.5]"),
+        ("model.encoder=tests.engines.test_client_weights:Counting", "model.width=", "model.stem=",
+         "data.channels=1", "views.mean=[0.5]", "views.std=[0.5]"),
     ],
 )  # fmt: skip
 def test_large_networks_and_own_code_train_in_one_process(settings, gpu):
