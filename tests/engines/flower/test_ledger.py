@@ -173,6 +173,11 @@ def test_names_beyond_the_limit_are_one_entry_with_the_remaining_bytes():
     assert more["tensors"] == {"a" * limit: 8, "…": 16}
 
 
+def test_places_that_join_to_one_name_hide_no_bytes():
+    body = {"a.b": torch.zeros(3), "a": {"b": torch.zeros(5)}, "c": 1}
+    assert received(body)["tensors"] == {"a.b": 32, "c": 8}
+
+
 def test_a_rounds_line_names_the_sites(tmp_path):
     """Of the updates that were ever accepted, only those of this round are its own."""
     log = AuditLog(tmp_path / "audit.jsonl")

@@ -7,6 +7,7 @@ its log unnoticed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -92,16 +93,18 @@ def received(answer: Mapping[str, Tree]) -> dict[str, object]:
 def _tensors(body: Tree) -> dict[str, int]:
     """Bytes of each tensor and number of an answer that has not been checked yet.
 
-    A long name may occur once in the answer, but would be repeated here for each number below it.
+    A long name may occur once in the answer, but would be repeated here for each number below it. Places whose
+    names are equal once they are joined, which only a hostile answer has, are counted together.
     """
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     letters = 0
     for place, size in placed_bytes(body):
         letters += sum(map(len, place))
         if letters > MOST_LETTERS:
-            return {**found, "…": num_bytes(body) - sum(found.values())}
-        found[".".join(place)] = size
-    return found
+            found["…"] += num_bytes(body) - found.total()
+            break
+        found[".".join(place)] += size
+    return dict(found)
 
 
 class Recorder(Protocol):
