@@ -245,6 +245,7 @@ def test_the_seconds_count_from_the_start_of_the_script(tmp_path):
     assert '--started "$started"' in SCRIPT.read_text().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_bench_leaves_a_part_of_the_time_to_the_tables(tmp_path):
     program = load_program()
 
@@ -278,6 +279,7 @@ def test_processes_that_share_a_gpu_run_under_its_service(
     assert ("does not start" in capsys.readouterr().out) == (code == 1)
 
 
+@pytest.mark.slow
 def test_rows_end_before_the_service_does(tmp_path, monkeypatch):
     """It would wait for them, or they would lose the GPU."""
     program = load_program()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import pytest
 import torch
 
 from atoll.commands.gpu_parts import PRECISIONS, Bench, correctness, overhead, rounds, steps
@@ -23,6 +24,7 @@ def test_every_method_is_checked_at_full_scale():
     assert {name: value.get("error") for name, value in found.items() if not value["ok"]} == {}
 
 
+@pytest.mark.slow
 def test_every_method_trains_two_rounds_as_on_a_gpu():
     full = SCALES["full"]
     scale = replace(full, digits=(*full.digits, "data.limit=160", "train.batch_size=32", "model.width=4"))

@@ -6,12 +6,14 @@ import hashlib
 import importlib.util
 import py_compile
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from atoll.core.errors import UserError
+from atoll.engines.flower import policy as policy_file
 from atoll.engines.flower.policy import Policy, PolicyError
 from atoll.engines.flower.site_registry import SiteRegistry
 from tests.engines.flower.grid import FakeGrid
@@ -119,17 +121,17 @@ def test_an_allowed_module_passes_without_an_import(marked):
 
 def test_a_module_of_a_package_is_checked_without_an_import_of_the_package(marked, monkeypatch):
     """Installed is what is in one of the two folders of packages, which some systems keep apart."""
-    package = marked / "platform" / "packed"
+    package = marked / "platform" / "marked_package"
     package.mkdir(parents=True)
     (marked / "marking.py").rename(package / "__init__.py")
     (package / "inner.py").write_text("")
     monkeypatch.syspath_prepend(marked / "platform")
-    policy = Policy(modules={"packed.inner": "installed"})
-    with pytest.raises(PolicyError, match="'packed' is not installed at the site"):
-        policy.check_text(recipe_with("packed.inner"))
+    policy = Policy(modules={"marked_package.inner": "installed"})
+    with pytest.raises(PolicyError, match="'marked_package' is not installed at the site"):
+        policy.check_text(recipe_with("marked_package.inner"))
     folders = {"purelib": marked / "pure", "platlib": marked / "platform"}
-    monkeypatch.setattr("sysconfig.get_path", folders.__getitem__)
-    policy.check_text(recipe_with("packed.inner"))
+    monkeypatch.setattr(policy_file, "sysconfig", SimpleNamespace(get_path=folders.__getitem__))
+    policy.check_text(recipe_with("marked_package.inner"))
     assert not (marked / "mark").exists()
 
 
