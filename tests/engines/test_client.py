@@ -17,7 +17,6 @@ from tests.harness import final_models, run_tiny, tiny
 from tests.rounds import Rounds
 
 VIT = ("model.encoder=vit-tiny", "model.stem=cifar", "model.width=64", "model.depth=1", "model.patch=4")
-WIDE = ("model.encoder=resnet-narrow", "model.width=16", "model.stem=cifar", "train.momentum=0.9")
 PLAIN = ("model.projector_norm=false", "train.optimizer=sgd", "train.batch_size=16")
 
 

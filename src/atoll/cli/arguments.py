@@ -69,11 +69,9 @@ class Parser(argparse.ArgumentParser):
         if settable and re.match(r"[\w.]+=", argument):
             return "; values of a recipe stand behind --set"
         option = argument.partition("=")[0]
-        places = _places(option.removeprefix("--")) if settable else []
-        if places and option.startswith("--"):
-            return (
-                f"; a value of the recipe is set by {' or '.join(f'--set {place}=VALUE' for place in places)}"
-            )
+        if settable and option.startswith("--") and (places := _places(option.removeprefix("--"))):
+            ways = " or ".join(f"--set {place}=VALUE" for place in places)
+            return f"; a value of the recipe is set by {ways}"
         near = difflib.get_close_matches(option, self._option_string_actions, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
