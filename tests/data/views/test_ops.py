@@ -38,6 +38,12 @@ class TestOperations:
         slow = torch.stack([theirs(x, p) for x, p in zip(images, parameter.tolist(), strict=True)])
         torch.testing.assert_close(ours(images.clone(), parameter), slow, atol=1e-5, rtol=0)
 
+    def test_hue_of_more_images_than_a_part(self):
+        images = torch.rand(ops.CPU_PART // 3072 + 2, 3, 32, 32, generator=generator(1))
+        shift = torch.linspace(-0.5, 0.5, len(images))
+        slow = torch.stack([tv.adjust_hue(x, s) for x, s in zip(images, shift.tolist(), strict=True)])
+        torch.testing.assert_close(ops.adjust_hue_(images.clone(), shift), slow, atol=1e-5, rtol=0)
+
     def test_hue_of_pure_and_grey_colours(self):
         # Red turned by a third is green; by a third more, blue. Grey, black and white have no hue to turn.
         colours = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 1]])[

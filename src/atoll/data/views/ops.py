@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from atoll.core.errors import UserError, did_you_mean
 
 BLENDS = ("brightness", "contrast", "saturation")
+CPU_PART = 3 << 15  # number of values whose hue a CPU rotates at a time
 LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601 weights of R, G and B, as torchvision and Pillow use them
 
 
@@ -149,26 +150,36 @@ def separable(images: Tensor, rows: Taps, columns: Taps) -> Tensor:
     Shape:
         images: (N, C, H, W); taps: of S rows and of T columns; result: float32 (N, C, S, T).
     """
-    return separable_turned(images.transpose(2, 3).contiguous(), rows, columns)
+    return separable_turned(turned(images), torch.arange(len(images), device=images.device), rows, columns)
 
 
-def separable_turned(images: Tensor, rows: Taps, columns: Taps) -> Tensor:
-    """`separable` of images that are already transposed, contiguous (N, C, W, H): several views need it once."""
-    # Rows are contiguous in memory, so each axis is resampled as one of rows.
-    across = _resample_rows(images.float(), columns)
-    return _resample_rows(across.transpose(2, 3).contiguous(), rows)
+def turned(images: Tensor) -> Tensor:
+    """Copy images with each column contiguous in memory, as `separable_turned` needs them: float32 (N, W, C, H)."""
+    return images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
-def _resample_rows(images: Tensor, taps: Taps) -> Tensor:
-    n, channels, height, width = images.shape
-    first = torch.arange(0, n * channels * height, height, device=images.device).view(n, channels, 1, 1)
-    rows = first + taps.pixels[:, None]
-    weights = taps.weights[:, None].expand_as(rows)
-    # The weighted sum of rows of a table, which is what a sparse matrix product of large rows needs.
+def separable_turned(images: Tensor, which: Tensor, rows: Taps, columns: Taps) -> Tensor:
+    """`separable` of one of the images, (N, W, C, H), for each of the M taps: several views need `turned` once.
+
+    Shape:
+        which: (M,); taps: of M images; result: float32 (M, C, S, T).
+    """
+    n, width, channels, height = images.shape
+    pixels = (width * which)[:, None, None] + columns.pixels
+    across = _sums(images.view(n * width, channels * height), pixels, columns.weights)
+    # Each axis is resampled as one of whole rows in memory.
+    across = across.view(*pixels.shape[:2], channels, height).permute(0, 2, 3, 1).contiguous()
+    first = torch.arange(0, len(which) * channels * height, height, device=images.device)
+    pixels = first.view(-1, channels, 1, 1) + rows.pixels[:, None]
+    return _sums(across.flatten(0, 2), pixels, rows.weights[:, None].expand_as(pixels))
+
+
+def _sums(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of K rows of a table, (R, L) for rows and weights (…, K): (…, L)."""
     summed = F.embedding_bag(
-        rows.flatten(0, 2), images.view(-1, width), mode="sum", per_sample_weights=weights.flatten(0, 2)
+        rows.flatten(0, -2), table, mode="sum", per_sample_weights=weights.flatten(0, -2)
     )
-    return summed.view(n, channels, taps.pixels.shape[1], width)
+    return summed.view(*rows.shape[:-1], table.shape[1])
 
 
 def luma(images: Tensor) -> Tensor:
@@ -241,8 +252,15 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
         images: The images.
         shift: Fraction of the colour circle for each image, (N,).
     """
-    if images.shape[1] != 3:
-        return images
+    if images.shape[1] == 3:
+        # Of all steps, this one has the most operations, so on a CPU its eight planes are to fit in a core's cache.
+        part = CPU_PART // math.prod(images.shape[1:]) if images.device.type == "cpu" else len(images)
+        for some in zip(*(torch.split(each, max(1, part)) for each in (images, shift)), strict=True):
+            _rotate_hue_(*some)
+    return images
+
+
+def _rotate_hue_(images: Tensor, shift: Tensor) -> None:
     red, green, blue = images.unbind(1)
     high = torch.maximum(torch.maximum(red, green), blue)
     low = torch.minimum(torch.minimum(red, green), blue)
@@ -257,9 +275,9 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     turns = torch.addcdiv(shift.view(-1, 1, 1) + 1, hue, chroma.clamp(min=1e-12), value=1 / 6, out=hue)
     hue = turns.frac_().mul_(6)
     torch.sub(hue, 3, out=red).abs_().sub_(1)
-    torch.sub(hue, 2, out=green).abs_().neg_().add_(2)
-    torch.sub(hue, 4, out=blue).abs_().neg_().add_(2)
-    return torch.addcmul(low.unsqueeze(1), images.clamp_(0, 1), chroma.unsqueeze(1), out=images)
+    torch.sub(2, torch.sub(hue, 2, out=green).abs_(), out=green)
+    torch.sub(2, torch.sub(hue, 4, out=blue).abs_(), out=blue)
+    torch.addcmul(low.unsqueeze(1), images.clamp_(0, 1), chroma.unsqueeze(1), out=images)
 
 
 def solarize_(images: Tensor, threshold: float) -> Tensor:

@@ -156,10 +156,10 @@ class Views:
         rows.weights.div_(255)  # from 0 … 255 to [0, 1]
         shown = upload(order % len(images), device)
         with torch.no_grad():
-            turned = images.transpose(2, 3).contiguous()
+            turned = ops.turned(images)
             for start in range(0, n, chunk):
                 some = slice(start, start + chunk)
-                made = ops.separable_turned(turned.index_select(0, shown[some]), rows[some], columns[some])
+                made = ops.separable_turned(turned, shown[some], rows[some], columns[some])
                 made.clamp_(0, 1)  # the cubic filter overshoots, and rounding can exceed the range
                 views[some] = self._finish(made if jitter is None else jitter.apply(made, some), draw[some])
         return views
