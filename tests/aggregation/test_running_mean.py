@@ -1,5 +1,6 @@
 """Running means, and the bound on one model's share."""
 
+import gc
 import math
 
 import pytest
@@ -62,6 +63,27 @@ def test_no_model_has_more_than_its_share(weights, share):
         assert float(shares.max()) <= share + 1e-9
     if abs(len(weights) * share - 1) > 1e-6:
         assert shares.tolist() == pytest.approx(capped_shares(weights, share), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("share", "room"), [(1.0, 0), (0.5, 2), (1 / 3, 3), (0.05, 20)])
+def test_only_models_that_a_bound_may_cap_are_kept(share, room):
+    """Of a hundred models, the mean itself and the heaviest ones are in memory."""
+    mean = CappedMean(share)
+    for weight in torch.randperm(100).tolist():
+        mean.add({"x": torch.zeros(2, 3, 5, 7)}, weight + 1)
+    kept = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.shape == (2, 3, 5, 7)]
+    assert len(kept) == room + 1
+
+
+@pytest.mark.parametrize("share", [0.3, 0.4, 1.0])
+def test_a_bound_on_the_weights_of_falling_losses(share):
+    """Each lower loss makes all earlier weights smaller, also those that wait for the cap."""
+    models, losses = [model(k) for k in range(5)], [1.0, 0.0, -1.0, -2.5, -2.0]
+    found = fold(LossWeighted(), models[0], copies(models), max_share=share, loss=losses)
+    shares = capped_shares([math.exp(-loss) for loss in losses], share)
+    for name in ("conv.weight", "bn.running_mean"):
+        expected = sum(p * m[name].double() for p, m in zip(shares, models, strict=True))
+        torch.testing.assert_close(found[name].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_client_that_says_it_has_all_images_has_its_share():
