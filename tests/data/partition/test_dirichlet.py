@@ -35,6 +35,12 @@ def test_masked_counts_follow_moon(name, alpha):
     assert counts_of(name, p).tolist() == expected
 
 
+def test_a_client_with_exactly_its_share_receives_no_more():
+    p = np.full((3, 5), 0.2)
+    p[0] = [0, 0, 1, 0, 0]
+    assert counts_of("moon", p, [20, 40, 40]).tolist()[2] == [20, 0, 0]
+
+
 def test_whole_counts_are_each_class_by_largest_remainder():
     counts = counts_of("fedu2", np.array([[0.5, 0.3, 0.2, 0, 0]] * 4), [7, 10, 1, 3])
     assert counts.T.tolist() == [[4, 2, 1, 0, 0], [5, 3, 2, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0]]

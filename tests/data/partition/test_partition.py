@@ -177,6 +177,10 @@ def test_the_record_reads_back_whole():
     assert again.options == options
     unlabelled = partition(None, size=20, kind="iid", clients=3)
     assert Partition.from_json(unlabelled.to_json()).counts is None
+    assert unlabelled.distances() is None
+    shifted = replace(unlabelled, shifts=("", "rotated by 90°", ""))
+    assert [each["shift"] for each in json.loads(shifted.to_json())["clients"]] == list(shifted.shifts)
+    assert Partition.from_json(shifted.to_json()).shifts == shifted.shifts
 
 
 COUNTS = '{"clients": [{"indices": [0], "label_counts": [Infinity]}], "classes": []}'
@@ -277,6 +281,7 @@ def test_small_clients_sit_out_named_and_counted(recwarn):
     assert [indices.tolist() for indices in rest.clients] == [list(range(6)), list(range(6, 9))]
     assert rest.counts.tolist() == [[6, 0, 0], [0, 3, 0]]
     # By hand, over the nine images that train: |1 − 6/9| + |0 − 3/9| and |0 − 6/9| + |1 − 3/9|.
+    assert rest.distances() == pytest.approx([2 / 3, 4 / 3])
     assert rest.label_distance == pytest.approx((2 / 3 + 4 / 3) / 2)
     assert str(recwarn.pop().message) == "1 client is too small to train and sits out: 2 (1 image)"
     said = "2 clients are too small to train and sit out: 1 (3 images), 2 (1 image)"
@@ -339,6 +344,10 @@ def test_clusters_are_split_as_labels_are(kind):
     assert torch.equal(found.cluster_counts, as_labels.counts)
     assert not torch.equal(found.counts, as_labels.counts)
     assert torch.equal(Partition.from_json(found.to_json()).cluster_counts, found.cluster_counts)
+    kept = sorted(found.sizes)[-6:]
+    rest = found.without_small(kept[0])
+    assert rest.cluster_counts.sum(1).tolist() == rest.sizes
+    assert sorted(rest.sizes)[-6:] == kept
 
 
 def test_features_that_are_not_split_are_refused():
