@@ -217,6 +217,14 @@ def test_impossible_partitions_get_a_sentence(options, sentence):
         partition(**options)
 
 
+def test_partitions_at_the_limits_of_what_is_possible():
+    assert partition(LABELS[:20], alpha=100.0, clients=2, min_size=10).sizes == [10, 10]
+    assert (partition(kind="shards", clients=3, classes_per_client=10).counts > 0).all()
+    assert (partition(kind="shards", clients=5, classes_per_client=2).counts > 0).sum(0).tolist() == [1] * 10
+    with pytest.raises(UserError, match=r"at least 1 image \(partition\.min_size = 1\); raise alpha"):
+        partition(LABELS[:6], alpha=1e-3, clients=6, min_size=1, retries=3)
+
+
 @pytest.mark.parametrize("kind", ["dirichlet", "skew", "shards", "single-class"])
 def test_labels_are_needed_to_deal_by_them(kind):
     with pytest.raises(UserError, match="splits by label and the source has none"):
