@@ -73,6 +73,14 @@ def test_styles_and_corruptions_take_turns_and_compose_in_order():
     assert not torch.equal(other.apply(PIXELS, 6, range(12)), two)
 
 
+def test_values_are_shifted_between_0_and_1_and_rounded():
+    found = shift("corruption", corruptions=("contrast",), severity=1).apply(PIXELS, 0, range(12))
+    images = PIXELS.double() / 255
+    means = images.mean((2, 3), keepdim=True)
+    expected = ((images - means) * 0.75 + means).clamp(0, 1) * 255
+    assert (found - expected).abs().max() < 0.5001
+
+
 def noisy(seed=0):
     return shift("corruption", clients=2, seed=seed, corruptions=("gaussian-noise", "shot-noise"))
 
