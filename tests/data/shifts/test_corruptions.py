@@ -32,10 +32,18 @@ def test_a_corruption_is_deterministic_by_image_and_in_range(name, channels):
     assert not torch.equal(once, images)
 
 
-@pytest.mark.parametrize("name", ["gaussian-noise", "shot-noise", "gaussian-blur", "contrast", "pixelate"])
-def test_severity_5_changes_more_than_severity_1(name):
-    changes = [(corrupt(name, severity=severity) - IMAGES).abs().mean() for severity in (1, 5)]
-    assert changes[0] < changes[1]
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_each_severity_changes_more_than_the_one_below(name):
+    changes = [float((corrupt(name, severity=severity) - IMAGES).abs().mean()) for severity in range(1, 6)]
+    assert changes == sorted(set(changes))
+
+
+@pytest.mark.parametrize("name", ["pixelate", "jpeg-compression"])
+@pytest.mark.parametrize("channels", [2, 5])
+def test_other_numbers_of_channels_are_grey_images(name, channels):
+    images = torch.cat([IMAGES, IMAGES.flip(3)], dim=1)[:, :channels]
+    for channel, found in enumerate(corrupt(name, images).unbind(1)):
+        assert torch.equal(found[:, None], corrupt(name, images[:, channel : channel + 1]))
 
 
 def test_noise_has_the_deviation_of_its_severity():
@@ -49,11 +57,19 @@ def test_noise_has_the_deviation_of_its_severity():
     assert (spotted == 0.5).float().mean().item() == pytest.approx(0.97, abs=0.003)
 
 
-@pytest.mark.parametrize(("severity", "sigma"), [(1, 0.4), (5, 1.0)])
+@pytest.mark.parametrize(("severity", "sigma"), [(1, 0.4), (2, 0.6), (3, 0.7), (4, 0.8), (5, 1.0)])
 def test_blur_is_scipys(severity, sigma):
     expected = gaussian_filter(IMAGES.double().numpy(), (0, 0, sigma, sigma), mode="mirror", truncate=4)
     assert torch.allclose(
         corrupt("gaussian-blur", severity=severity).double(), torch.from_numpy(expected), atol=2e-4
+    )
+
+
+def test_blur_of_a_small_image_reaches_as_far_as_it_can_be_mirrored():
+    small = IMAGES[..., :3, :3]
+    expected = gaussian_filter(small.double().numpy(), (0, 0, 1, 1), mode="mirror", radius=(0, 0, 2, 2))
+    assert torch.allclose(
+        corrupt("gaussian-blur", small, severity=5).double(), torch.from_numpy(expected), atol=1e-6
     )
 
 
