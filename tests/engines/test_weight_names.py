@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from atoll.core.tree import clone
+from atoll.engines.weight_names import frozen_names
 from tests.rounds import Fixed, Rounds
 from tests.trees import same
 
@@ -77,6 +78,31 @@ def rounds():
 
 def whole_numbers(weights):
     return {name.rpartition(".")[2] for name, tensor in weights.items() if not tensor.is_floating_point()}
+
+
+class Prefixed(nn.Module):
+    """A frozen token of its own, before a layer that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(8), requires_grad=False)
+        self.register_buffer("place", torch.zeros(8))
+        self.layer = nn.Linear(8, 8)
+
+
+def test_a_module_that_does_not_train_keeps_its_buffers_but_not_its_childrens_weights():
+    still, half, last = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.Linear(8, 2)
+    still.requires_grad_(False)
+    half.weight.requires_grad_(False)
+    networks = nn.ModuleDict({"encoder": nn.Sequential(still, half, Prefixed()), "head": last})
+    assert frozen_names(networks) == {
+        *(f"encoder.0.{name}" for name in still.state_dict()),
+        "encoder.1.weight",
+        "encoder.2.token",
+        "encoder.2.place",
+    }
+    last.requires_grad_(False)
+    assert frozen_names(last) == {"weight", "bias"}
 
 
 def test_whole_numbers_leave_a_client_only_as_batchnorms_counters(rounds):
