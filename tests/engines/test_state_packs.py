@@ -1,5 +1,6 @@
 """Packs of client states: what was kept comes back, damage is found, and files and disk stay bounded."""
 
+import json
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.engines import client_states
 from atoll.engines.client_states import ClientStates
-from atoll.engines.state_packs import read_table
+from atoll.engines.state_packs import read_place, read_table, write_pack
 from tests.harness import final_models, run_tiny, tiny
 from tests.trees import same
 
@@ -96,6 +97,34 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, few):
                 assert f"--reset-client {client}" in str(found[client])
             else:
                 assert same(found[client], state(client, 1))
+
+
+def test_a_pack_holds_states_of_any_size_byte_for_byte(tmp_path):
+    """Also of several chunks, from files and from places within another pack."""
+    contents = {(client, 1): random.Random(client).randbytes((1 << 20) * client + 7) for client in range(4)}
+    for (client, _), content in contents.items():
+        (tmp_path / str(client)).write_bytes(content)
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_pack(first, {key: (tmp_path / str(key[0]), 0, len(content)) for key, content in contents.items()})
+    write_pack(second, read_table(first))
+    for key, content in contents.items():
+        assert read_place(read_table(second)[key]) == content
+
+
+@pytest.mark.parametrize("lost", ["a byte of a state", "the table's digest"])
+def test_a_table_that_does_not_fit_is_damaged(tmp_path, lost):
+    source, pack = tmp_path / "source", tmp_path / "pack"
+    source.write_bytes(bytes(100))
+    write_pack(pack, {(0, 1): (source, 0, 100)})
+    content = pack.read_bytes()
+    table = content[100:-8]
+    if lost == "a byte of a state":
+        pack.write_bytes(content[1:])
+    else:
+        plain = json.dumps({"states": json.loads(table)["states"]}).encode()
+        pack.write_bytes(content[:100] + plain + len(plain).to_bytes(8, "little"))
+    with pytest.raises(UserError, match="does not fit its size" if lost.startswith("a ") else "no digest"):
+        read_table(pack)
 
 
 def test_a_damaged_table_harms_no_other_states(tmp_path, few):
