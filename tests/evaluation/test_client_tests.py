@@ -81,7 +81,19 @@ def test_domains_count_if_they_determine_the_clients():
 def test_images_that_nobody_could_know_are_in_no_share():
     shares = split(images([0, 1]), images([0, 1, 2]), [0, -1])
     assert {client: rows.tolist() for client, rows in shares.items()} == {0: [0]}
+    shares = split(images([0, 0, 1]), images([2, 1, 0, 0, 3]), [0, 1, 2])
+    assert sorted(torch.cat(list(shares.values())).tolist()) == [1, 2, 3]
     assert split(images([0]), images([0]), [-1]) == {}
+    for unlabelled in ((True, False), (False, True)):
+        train, test = (
+            ImageSet(StoredPixels(torch.zeros(1, 1, 4, 4, dtype=torch.uint8))) if without else images([0])
+            for without in unlabelled
+        )
+        assert split(train, test, [0]) == {}
+
+
+def test_a_client_without_test_images_is_absent():
+    assert split(images([0, 1]), images([1, 1]), [0, 1]).keys() == {1}
 
 
 def test_the_summary_of_unequal_clients():
