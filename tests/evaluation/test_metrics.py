@@ -18,6 +18,18 @@ def test_each_key_and_each_heading_stands_once():
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=KEYS)
+def test_what_is_printed_is_what_the_heading_says(metric):
+    """Percent of a share, megabytes of bytes, the negative of what has a minus sign, and nothing else."""
+    factor = {"%": 100.0, "MB per round": 1e-6}.get(metric.unit, 1.0)
+    sign = -1 if metric.meaning.startswith("−") else 1
+    assert metric.values([{metric.key: 0.75}, {metric.key: float("nan")}, {}]) == [sign * factor * 0.75]
+    assert metric.title == {
+        "": metric.heading,
+        "%": f"{metric.heading} %",
+    }.get(metric.unit, f"{metric.heading}, {metric.unit}")
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=KEYS)
 def test_the_function_that_makes_a_metric_exists(metric):
     assert callable(pkgutil.resolve_name(metric.function))
     assert metric.meaning

@@ -24,6 +24,29 @@ def test_the_nearest_are_those_of_scikit_learn(seed: int, size: int, asked: int,
     assert torch.equal(found, torch.from_numpy(rows)) or similar.diff(dim=1).abs().min() < 1e-5
 
 
+@given(st.integers(0, 2**31), st.integers(1, 60), st.integers(1, 4), st.integers(1, 60))
+def test_of_equally_similar_images_the_first_are_nearest(seed: int, size: int, kinds: int, k: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    kind = torch.randint(kinds, (size,), generator=draw)
+    lengths = torch.randint(1, 9, (size, 1), generator=draw)
+    towards = torch.eye(4)[torch.randperm(4, generator=draw)[:kinds]]
+    found, similar = nearest(lengths * towards[kind], torch.tensor([[0.4, 0.3, 0.2, 0.1]]), k)
+    cosines = (towards[kind] @ torch.tensor([0.4, 0.3, 0.2, 0.1])).tolist()
+    expected = sorted(range(size), key=lambda place: (-cosines[place], place))[:k]
+    assert found.tolist() == [expected]
+    assert similar[0].tolist() == sorted(similar[0].tolist(), reverse=True)
+
+
+def test_an_embedding_that_is_no_number_disturbs_no_other() -> None:
+    bank = torch.eye(3)[torch.arange(40) % 3]
+    bank[7] = torch.nan
+    found, similar = nearest(bank, torch.eye(3), 5)
+    for query, row in enumerate(found.tolist()):
+        assert row[0] == 7
+        assert row[1:] == [place for place in range(query, 40, 3) if place != 7][:4]
+    assert similar[:, 1:].tolist() == [[1.0] * 4] * 3
+
+
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     bank = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     own = torch.arange(0, 50, 3)

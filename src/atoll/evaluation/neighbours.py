@@ -14,7 +14,7 @@ SIMILARITIES_AT_ONCE = 2**24  # 64 MiB of float32
 def nearest(bank: Tensor, queries: Tensor, k: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Find the k nearest features of each query by cosine similarity, exactly, in blocks of queries.
 
-    Among equally near features, the first ones are returned.
+    Among equally near features, the first ones are returned, in their order.
 
     Args:
         bank: Features to search.
@@ -70,12 +70,25 @@ def _check(**features: Tensor) -> None:
 
 
 def _largest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest entries of each row (all, if there are fewer), in order; ties at rank k go to the first."""
+    """The k largest entries of each row (all, if there are fewer), in order; of equal ones, the first, in order."""
     values, indices = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
     if values.shape[1] > k:
         tied = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
-        indices[tied, :k] = similarity[tied].argsort(dim=1, descending=True, stable=True)[:, :k]
-    return values[:, :k], indices[:, :k]
+        if len(tied):
+            indices[tied, :k] = _first_of_equal(similarity[tied], values[tied, :k], indices[tied, :k])
+    indices = indices[:, :k].sort(dim=1).values
+    values, order = similarity.gather(1, indices).sort(dim=1, descending=True, stable=True)
+    return values, indices.gather(1, order)
+
+
+def _first_of_equal(similarity: Tensor, values: Tensor, indices: Tensor) -> Tensor:
+    """Replace the indices of the entries that equal the least of the largest ones by the first such entries."""
+    (n, k), least = (similarity.shape[1], values.shape[1]), values[:, -1:]
+    places = torch.arange(n, device=similarity.device).expand_as(similarity)
+    first = places.where(similarity == least, n).topk(k, largest=False).values
+    larger = values != least
+    taken = torch.arange(k, device=similarity.device) - larger.sum(1, keepdim=True)
+    return torch.where(larger, indices, first.gather(1, taken.clamp(min=0)))
 
 
 def same_image_retrieval(view1: Tensor, view2: Tensor) -> float:
