@@ -15,7 +15,7 @@ import torch
 
 from atoll.aggregation.secure_sum import SecureSum, vector_size
 from atoll.components.base import Component, Deployment, Setting, Trained
-from atoll.components.messages import Checkpoint, ServerState, Update
+from atoll.components.messages import Checkpoint, ServerState, Slices, Update
 from atoll.components.training import learning_rate
 from atoll.core.errors import RunError, UserError
 from atoll.core.process_state import seeded_streams
@@ -100,17 +100,17 @@ class Server:
         sending = [
             component.name for component in method.components if type(component).send is not Component.send
         ]
-        parts, jobs = self.state["parts"], []
-        # Copies, because `send` may change them, and the last round's checkpoint may not be written yet.
-        copies = {name: clone(tree) for name, tree in parts.items() if name in sending}
-        unchanged = marks(copies)
+        parts = self.state["parts"]
+        copies: Slices = {}
+        unchanged, jobs = None, []
         for client in sorted(cohort):
+            if marks(copies) != unchanged:
+                # `send` may change them, and the last round's checkpoint may not be written yet.
+                copies = {name: clone(tree) for name, tree in parts.items() if name in sending}
+                unchanged = marks(copies)
             state: ServerState = {**self.state, "parts": {**parts, **copies}}
             kept = self.valid.get(client, 0)
             jobs.append(Job(method.send(state, self.setting, client, cohort, round, kept)))
-            if marks(copies) != unchanged:
-                copies = clone({name: parts[name] for name in copies})
-                unchanged = marks(copies)
         return jobs
 
     def run_round(self, executor: Executor, progress: Callable[[int], None] | None = None) -> Record:
