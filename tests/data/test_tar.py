@@ -109,6 +109,14 @@ def test_labels_and_clients_of_json(samples, tmp_path):
         load(path, label_column="sort")
 
 
+def test_classes_that_are_numbers_are_in_their_order_also_as_json(samples, tmp_path):
+    members = {**samples(0, 2), "000.cls": b"10", "001.json": b"9"}
+    members |= {"001.cls": None}
+    path = shard(tmp_path / "a.tar", {name: data for name, data in members.items() if data is not None})
+    images = load(path).train
+    assert ([images.classes[label] for label in images.labels], images.classes) == (["10", "9"], ["9", "10"])
+
+
 def test_what_is_no_image_is_passed_over(samples, digits, tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
@@ -161,6 +169,7 @@ WRONG = {
     r"a\.tar: 001 has several images, \.png and \.jpg": {"001.jpg": b"?"},
     r"a\.tar: 001\.json cannot be read": {"001.json": b"{"},
     r"label is \[1\]; it must be an integer or text": {"001.json": b'{"label": [1]}', "001.cls": None},
+    r"a\.tar holds 001\.PNG twice; keep one": {"001.PNG": b"?"},
     r"001\.json has 2000000 bytes, too many": {"001.json": b" " * 2_000_000},
 }
 

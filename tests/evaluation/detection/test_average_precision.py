@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from atoll.core.errors import UserError
 from atoll.data.detection.objects import DetectionSet, make_detection_set
@@ -13,6 +15,7 @@ from atoll.data.records import ItemRecords
 from atoll.evaluation.detection.average_precision import (
     as_results,
     average_precision,
+    detect_objects,
     require_pycocotools,
 )
 
@@ -173,6 +176,39 @@ def test_masks_are_small_by_their_own_area() -> None:
     found = average_precision(data, as_results(output, data, 0), masks=True)
     assert found["bbox"]["AP_small"] == pytest.approx(1)
     assert found["segm"]["AP_small"] == pytest.approx(0.5, abs=0.01)
+
+
+class Brightness(torch.nn.Module):
+    """Finds the whole of each image, as surely as the image is bright; notes what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.given: list[int] = []
+
+    def forward(self, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        assert not self.training
+        assert not torch.is_grad_enabled()
+        self.given.append(len(images))
+        box, label = torch.tensor([[0.0, 0.0, SIDE, SIDE]]), torch.tensor([2])
+        return [{"boxes": box, "labels": label, "scores": image.mean()[None]} for image in images]
+
+
+def test_each_image_is_detected_once_in_batches_between_0_and_1() -> None:
+    def picture(row: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("L", (SIDE, SIDE), 51 * row).save(file, "PNG")
+        return file.getvalue()
+
+    rows = [{"id": 50 + i, "width": SIDE, "height": SIDE} for i in range(5)]
+    records = ItemRecords(5, picture, "grey", "")
+    data = make_detection_set(records, rows, TRUTH, {2: "cell", 5: "rod"}, "made")
+    detector, told = Brightness().train(), list[int]()
+    found = detect_objects(detector, data, 1, 2, told.append)
+    assert detector.given == told == [2, 2, 1]
+    assert found == [
+        one([0, 0, SIDE, SIDE], 5, 50 + row, score=pytest.approx(row / 5, abs=1e-6)) for row in range(5)
+    ]
 
 
 def test_without_pycocotools_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
