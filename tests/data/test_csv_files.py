@@ -118,6 +118,17 @@ def test_a_column_may_say_the_split(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("place", ["train.csv", "list.csv"])
+def test_training_images_alone_lend_their_share_for_testing(tmp_path, place):
+    entries = [row | {"split": "train"} for row in rows()]
+    path = write(tmp_path / "photos" / place, entries)
+    splits = load(path.parent if place == "train.csv" else path, test_fraction=0.25)
+    assert (len(splits.train), len(splits.test)) == (9, 3)
+    assert sorted(contents(splits.train) + contents(splits.test)) == [
+        (row["id"], row["label"]) for row in entries
+    ]
+
+
 def test_the_image_and_label_columns_may_be_named(tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "thumb.png")
     entries = [row | {"thumb": "thumb.png", "finding": row["age"] % 2} for row in rows()]
