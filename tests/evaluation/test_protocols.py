@@ -5,7 +5,14 @@ import pytest
 
 from atoll.core.errors import UserError
 from atoll.evaluation import EvaluationOptions
-from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, ProbeProtocol, find_probe
+from atoll.evaluation.protocols import (
+    FINE_TUNES,
+    PROBES,
+    FineTuneProtocol,
+    ProbeProtocol,
+    find_probe,
+    shortened,
+)
 
 
 @pytest.mark.parametrize(
@@ -14,6 +21,8 @@ from atoll.evaluation.protocols import FINE_TUNES, PROBES, FineTuneProtocol, Pro
         ("ssd", "adam", 3e-3, 0, 200, 512),
         ("l-dawa", "sgd", 0.01, 0, 100, 128),
         ("dec-ssl", "adam", 1e-3, 1e-6, 50, 256),
+        ("dec-ssl-mae", "adamw", 3e-4, 0.05, 50, 256),
+        ("fedca", "adam", 1e-3, 0, 100, 128),
         ("easyfl", "adam", 3e-3, 0, 200, 2048),
         ("orchestra", "sgd", 30, 0, 50, 256),
     ],
@@ -24,6 +33,29 @@ def test_constants_are_the_papers(
     protocol = PROBES[name]
     assert (protocol.optimizer, protocol.lr, protocol.weight_decay) == (optimizer, lr, weight_decay)
     assert (protocol.epochs, protocol.batch_size) == (epochs, batch_size)
+
+
+def test_l_dawas_rate_falls_twice_and_orchestras_along_a_cosine() -> None:
+    dawa, orchestra = PROBES["l-dawa"], PROBES["orchestra"]
+    assert (dawa.momentum, dawa.nesterov, orchestra.momentum, orchestra.nesterov) == (0.9, True, 0.9, False)
+    assert (dawa.schedule, dawa.milestones, dawa.decay) == ("step", (60, 80), 0.1)
+    assert orchestra.schedule == "cosine"
+    assert (dawa.maps, dawa.normalise) == (True, False)
+    assert all(probe.schedule == "constant" for probe in PROBES.values() if probe.optimizer != "sgd")
+
+
+def test_a_shortened_protocol_keeps_whole_rounds_and_moves_its_epochs() -> None:
+    federated = FINE_TUNES["finetune-fedca-federated-10"]
+    assert (federated.epochs, federated.local_epochs, federated.labelled) == (100, 5, "10 % of the labels")
+    for most, local, epochs in ((12, 5, 10), (5, 5, 5), (3, 3, 3)):
+        short = shortened(federated, most)
+        assert (short.local_epochs, short.epochs) == (local, epochs)
+        assert short.name == f"finetune-fedca-federated-10, at most {most} epochs"
+    few = FINE_TUNES["finetune-100-labels"]
+    assert (few.labelled, few.epochs, few.every) == ("100 labels", 40, 10)
+    assert [shortened(few, most).every for most in (39, 8, 1)] == [10, 2, 1]
+    assert [shortened(PROBES["l-dawa"], most).milestones for most in (50, 1)] == [(30, 40), (1, 1)]
+    assert shortened(few, 40) is shortened(few, None) is few
 
 
 def test_the_default_is_ssds_last_epoch_on_plain_features() -> None:
