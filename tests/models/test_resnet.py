@@ -46,10 +46,13 @@ def test_cifar_stem_keeps_the_size_and_leaves_4x4_maps():
     torch.testing.assert_close(model(images), maps.flatten(2).mean(2))
 
 
-@pytest.mark.parametrize(("stem", "side"), [("cifar", 32), ("strided", 16), ("standard", 8)])
-def test_stems(stem, side):
+@pytest.mark.parametrize(
+    ("stem", "kernel", "side"), [("cifar", 3, 32), ("strided", 3, 16), ("standard", 7, 8)]
+)
+def test_stems(stem, kernel, side):
     model = build("resnet-narrow", stem=stem)
     assert model.maxpool(model.conv1(torch.rand(1, 3, 32, 32))).shape[-1] == side
+    assert (model.conv1.kernel_size, model.conv1.bias) == ((kernel, kernel), None)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
