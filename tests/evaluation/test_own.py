@@ -137,6 +137,8 @@ def test_what_a_function_changes_or_draws_has_no_effect_on_others(
         (lambda found: {"x": None}, "returns None as x"),
         (lambda found: {"x": float("nan")}, "returns nan as x"),
         (lambda found: {"accuracy": 93.5}, r"93.5 as accuracy; an accuracy is a number in \[0, 1\]"),
+        (lambda found: {"accuracy": 1.01}, "1.01 as accuracy"),
+        (lambda found: {"worst_accuracy": -0.01}, "-0.01 as worst_accuracy"),
         (lambda found: {"accuracy": "high"}, "'high' as accuracy"),
         (lambda found: {"accuracy": True}, "True as accuracy"),
     ],
@@ -146,6 +148,14 @@ def test_a_mistake_in_a_function(
 ) -> None:
     with pytest.raises(UserError, match=f"protocol 'mine:measure' .*{sentence}"):
         measured(encoder, digits, named(value))
+
+
+@pytest.mark.parametrize("accuracy", [0, 1, 0.0, 1.0])
+def test_no_image_or_all_may_be_right(
+    accuracy: float, encoder: nn.Module, digits: Sets, named: Callable[[object], str]
+) -> None:
+    found = measured(encoder, digits, named(lambda found: {"accuracy": accuracy}))
+    assert found == {"mine:measure/accuracy": accuracy}
 
 
 def test_a_text_is_one_line_without_control_characters(
