@@ -159,10 +159,16 @@ def turned(images: Tensor) -> Tensor:
 
 
 def separable_turned(images: Tensor, which: Tensor, rows: Taps, columns: Taps) -> Tensor:
-    """`separable` of one of the images, (N, W, C, H), for each of the M taps: several views need `turned` once.
+    """`separable` for M views of N images, which `turned` copies once for all views.
+
+    Args:
+        images: The images as `turned` returns them.
+        which: The image of each view.
+        rows: Taps of each view's vertical axis.
+        columns: Taps of its horizontal axis.
 
     Shape:
-        which: (M,); taps: of M images; result: float32 (M, C, S, T).
+        images: (N, W, C, H); which: (M,); taps: of S rows and of T columns; result: float32 (M, C, S, T).
     """
     n, width, channels, height = images.shape
     pixels = (width * which)[:, None, None] + columns.pixels
