@@ -74,8 +74,7 @@ def _largest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values, indices = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
     if values.shape[1] > k:
         tied = (values[:, k - 1] == values[:, k]).nonzero().squeeze(1)
-        if len(tied):
-            indices[tied, :k] = _first_of_equal(similarity[tied], values[tied, :k], indices[tied, :k])
+        indices[tied, :k] = _first_of_equal(similarity[tied], values[tied, :k], indices[tied, :k])
     indices = indices[:, :k].sort(dim=1).values
     values, order = similarity.gather(1, indices).sort(dim=1, descending=True, stable=True)
     return values, indices.gather(1, order)

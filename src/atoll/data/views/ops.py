@@ -260,9 +260,10 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     """
     if images.shape[1] == 3:
         # Of all steps, this one has the most operations, so on a CPU its eight planes are to fit in a core's cache.
-        part = CPU_PART // math.prod(images.shape[1:]) if images.device.type == "cpu" else len(images)
-        for some in zip(*(torch.split(each, max(1, part)) for each in (images, shift)), strict=True):
-            _rotate_hue_(*some)
+        values = math.prod(images.shape[1:])
+        part = max(1, CPU_PART // values if images.device.type == "cpu" else len(images))
+        for start in range(0, len(images), part):
+            _rotate_hue_(images[start : start + part], shift[start : start + part])
     return images
 
 
