@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from atoll.report import write_report
-from atoll.report.paired import paired, verdict
+from atoll.report.paired import paired, verdict, with_interval
 from tests.report.pages import Page
 from tests.report.run_folders import evaluation, make_run
 
@@ -32,6 +34,11 @@ def test_the_words_say_what_cannot_be_told():
     assert verdict(3, -2.0, 0.5) == "−2.00 [−2.50, −1.50]"
     assert verdict(1, 1.0, None) == "+1.00, cannot tell (one seed)"
     assert verdict(0, float("nan"), None) == "–"
+    assert with_interval(1.0, None) == "+1.00"
+
+
+def test_one_common_seed_has_a_difference_without_an_interval():
+    assert paired({0: 2.0, 1: 9.0}, {0: 0.5, 2: 3.0}) == (1, 1.5, None)
 
 
 def test_the_page_shows_differences_if_seeds_are_common(tmp_path):
@@ -62,10 +69,11 @@ def test_the_page_names_the_common_seeds_of_each_difference(tmp_path):
         for method, values in knns.items()
         for seed, knn in enumerate(values)
     ]
-    _, *rows = Page(write_report(folders, tmp_path / "report.html")).tables[
-        "Differences from ssd, paired by seed"
-    ]
+    path = write_report(folders, tmp_path / "report.html")
+    _, *rows = Page(path).tables["Differences from ssd, paired by seed"]
     assert [row[0] for row in rows] == ["moon3 common seeds", "byol2 common seeds"]
+    html = path.read_text("utf-8").split("Differences from ssd, paired by seed</span>")[1]
+    assert re.findall(r'class="key k(\d)"', html.partition("</table>")[0]) == ["1", "2"]
     for row, method in zip(rows, ("moon", "byol"), strict=True):
         ours = [100 * knn for knn in knns[method]]
         theirs = [100 * knn for knn in knns["ssd"][: len(ours)]]

@@ -111,7 +111,7 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
     """Convert a checked value to the type of its field."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _convert(next(one for one in inner if _fits(one, value)), value, place)
+        return _convert(next((one for one in inner if _fits(one, value)), inner[0]), value, place)
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return _made(typing.cast(type, hint), value, place)
     if origin is dict:
@@ -119,12 +119,11 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
     if origin is tuple:
         kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
         return tuple(_convert(kind, one, place) for kind, one in zip(kinds, value, strict=True))
-    if (
-        hint is not Any
-        and isinstance(hint, type)
-        and not isinstance(value, (int, float) if hint is float else hint)
-    ):
-        raise UserError(f"{place} = {value!r} is not what this key takes")  # a type that TOML does not have
+    if not _is_of_type(hint, value):  # the schemas know TOML's types only
+        raise UserError(
+            f"{place} = {value!r} is no {hint.__name__}, which a recipe cannot hold; let the option be a text, a "
+            "number, true or false, or a list or table of these"
+        )
     return float(value) if hint is float else value
 
 
@@ -133,7 +132,14 @@ def _fits(hint: Any, value: Any) -> bool:
         check(schema_of_hint(hint), value, "")
     except UserError:
         return False
-    return True
+    return _is_of_type(hint, value)
+
+
+def _is_of_type(hint: Any, value: Any) -> bool:
+    """Whether a value has the type of a hint, if the hint is a class; a whole number is a float, too."""
+    if hint is Any or not isinstance(hint, type) or dataclasses.is_dataclass(hint):
+        return True
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def packaged(folder: str) -> dict[str, str]:

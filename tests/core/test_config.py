@@ -1,0 +1,133 @@
+"""Options, and the tables and files that describe them."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.core.config import Options, build, describe, flatten, over, read, read_text_table
+from atoll.core.digests import TOML, seal_text
+from atoll.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A table in a table."""
+
+    pair: tuple[int, float] = (1, 2.0)
+    several: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outer(Options, section="outer"):
+    """Every kind of value that is converted."""
+
+    inner: Inner = Inner()
+    rate: float = 1.0
+    tables: dict[str, tuple[float, ...]] | None = None
+    day: datetime.date | None = None
+
+
+TABLES = st.fixed_dictionaries(
+    {},
+    optional={
+        "inner": st.fixed_dictionaries(
+            {}, optional={"pair": st.tuples(st.integers(0, 9), st.integers(0, 9)).map(list)}
+        ),
+        "rate": st.integers(0, 9) | st.floats(0, 1),
+        "tables": st.dictionaries(st.sampled_from("ab"), st.lists(st.integers(0, 9))),
+    },
+)
+
+
+@given(TABLES)
+def test_options_are_their_table_again(table: dict[str, Any]):
+    options = build(Outer, table)
+    assert build(Outer, describe(options)) == options
+    assert isinstance(options.inner, Inner)
+    assert type(options.rate) is float
+    assert [type(value) for value in options.inner.pair] == [int, float]
+    for values in (options.tables or {}).values():
+        assert type(values) is tuple
+        assert {type(value) for value in values} <= {float}
+    for key, value in flatten(table).items():
+        found: Any = options
+        for name in key.split("."):
+            found = found[name] if isinstance(found, dict) else getattr(found, name)
+        assert value == (list(found) if isinstance(value, list) else found)
+
+
+def test_none_is_left_out_and_tuples_are_lists():
+    assert describe(Outer(inner=Inner(several=(1.0, 2.0)))) == {
+        "inner": {"pair": [1, 2.0], "several": [1.0, 2.0]},
+        "rate": 1.0,
+    }
+
+
+def test_a_type_that_no_table_holds_is_refused():
+    """Types beyond those of TOML have no schema; the conversion compares them."""
+    today = datetime.date(2026, 1, 2)
+    assert build(Outer, {"day": today}).day == today
+    assert build(Outer, {}).day is None
+    with pytest.raises(
+        UserError, match=r"^outer\.day = 3 is no date, which a recipe cannot hold; let the option be"
+    ):
+        build(Outer, {"day": 3})
+
+
+@pytest.mark.parametrize(
+    ("where", "said"), [(None, "outer.rate = 'x'"), ("", "rate = 'x'"), ("here", "here.rate = 'x'")]
+)
+def test_errors_name_the_place(where, said):
+    with pytest.raises(UserError, match=f"^{said} is not a number"):
+        build(Outer, {"rate": "x"}, where)
+
+
+def test_classes_without_a_section_have_no_place():
+    with pytest.raises(UserError, match=r"^pair needs 2 values"):
+        build(Inner, {"pair": [1]})
+
+
+def test_tables_are_overridden_key_by_key_and_the_base_stays():
+    base = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert over(base, {"a": {"c": {"f": 4}}, "e": {"g": 5}}) == {
+        "a": {"b": 1, "c": {"d": 2, "f": 4}},
+        "e": {"g": 5},
+    }
+    assert base == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+
+
+def test_a_file_may_have_any_suffix_and_a_base_in_its_folder(tmp_path):
+    (tmp_path / "lower").write_text("a = 1\n[t]\nb = 2\n")
+    (tmp_path / "upper.toml").write_text('base = "lower"\n[t]\nc = 3\n')
+    assert read("upper.toml", {}, folder=tmp_path) == {"a": 1, "t": {"b": 2, "c": 3}}
+    assert read_text_table(tmp_path / "upper.toml") == {"base": "lower", "t": {"c": 3}}
+    with pytest.raises(UserError, match=r"^there is no recipe .*absent\.toml$"):
+        read("absent.toml", {}, folder=tmp_path)
+    with pytest.raises(UserError, match=r"^no recipe 'uper': .*did you mean 'upper'\?"):
+        read("uper", {"upper": ""}, folder=tmp_path)
+
+
+def test_a_folder_is_answered_with_the_file_in_it(tmp_path):
+    (tmp_path / "run").mkdir()
+    inside = tmp_path / "run" / "recipe.toml"
+    inside.write_text("a = 1\n")
+    with pytest.raises(UserError) as error:
+        read(str(tmp_path / "run"), {})
+    assert str(error.value) == f"{tmp_path / 'run'} is a folder; give the recipe in it: {inside}"
+
+
+def test_the_file_of_a_run_is_read_without_its_digest(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(seal_text(b"a = 1\n", TOML))
+    assert read(str(path), {}) == {"a": 1}
+    path.write_bytes(path.read_bytes().replace(b"a = 1", b"a = 2"))
+    with pytest.raises(UserError, match="it differs from what Atoll wrote; if you changed it on purpose"):
+        read(str(path), {})
+    path.write_bytes(path.read_bytes().partition(b"\n")[2])
+    assert read(str(path), {}) == {"a": 2}
