@@ -7,7 +7,7 @@ import struct
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,14 +21,20 @@ from tests.harness import TINY, tiny
 
 
 class Interrupt:
+    """Interrupts a run as a round ends, before the log of this round."""
+
+    def __init__(self, at: int = 1) -> None:
+        self.at = at
+
     def round(self, record: Any, line: Any) -> None:
-        raise KeyboardInterrupt
+        if record.round == self.at:
+            raise KeyboardInterrupt
 
 
-def interrupted_and_resumed(folder: Path, tool: str) -> Run:
+def interrupted_and_resumed(folder: Path, tool: str, at: int = 1) -> Run:
     recipe = tiny("evaluation.every=1")
     with pytest.raises(KeyboardInterrupt):
-        atoll.simulate(recipe, folder, callbacks=[Interrupt()], log=[tool])  # before the log of round 1
+        atoll.simulate(recipe, folder, callbacks=[Interrupt(at)], log=[tool])
     return atoll.simulate(recipe, folder, resume=True, log=[tool])
 
 
@@ -62,11 +68,44 @@ def test_tensorboard_reads_each_round_and_the_results(tmp_path: Path) -> None:
     assert tomllib.loads(text.removeprefix("```toml\n").removesuffix("```"))["train"]["rounds"] == 2
 
 
-class Broken(logs.Log):
+def test_tensorboard_shows_a_round_as_it_ends(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    shown = []
+
+    class Reader:
+        def round(self, record: Any, line: Any) -> None:  # before the log of this round
+            events = reader.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+            tags = events.Tags()["scalars"]
+            shown.append([scalar.step for scalar in events.Scalars("loss")] if "loss" in tags else [])
+
+    atoll.simulate(tiny(), tmp_path / "run", callbacks=[Reader()], log="tensorboard")
+    assert shown == [[], [1]]
+
+
+class Recorded(logs.Log):
+    """Lists its calls."""
+
+    tool = "recorded"
+    calls: ClassVar[list[tuple[Any, ...]]] = []
+
+    def open(self, rounds: int) -> None:
+        self.calls.append(("open", self.identity, rounds))
+        self.identity = self.identity or "first"
+
+    def write(self, values: Any, round: int) -> None:
+        kind = "final" if all(name.startswith(logs.FINAL) for name in values) else "line"
+        self.calls.append((kind, round))
+
+    def close(self, finished: bool) -> None:
+        self.calls.append(("close", finished))
+
+
+class Broken(Recorded):
     tool = "broken"
     when = "open"
 
     def open(self, rounds: int) -> None:
+        super().open(rounds)
         self.fail_at("open")
 
     def write(self, values: Any, round: int) -> None:
@@ -77,15 +116,45 @@ class Broken(logs.Log):
             raise ConnectionError("no server\nanswers")
 
 
-@pytest.mark.parametrize(("when", "kind"), [("open", UserError), ("write", atoll.RunError)])
-def test_a_tool_that_fails_is_named(
-    when: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(logs.TOOLS, "broken", Broken)
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of the tools "recorded" and "broken"."""
+    monkeypatch.setattr(Recorded, "calls", [])
+    monkeypatch.setattr(logs, "TOOLS", {**logs.TOOLS, "recorded": Recorded, "broken": Broken})
     monkeypatch.setattr(logs, "missing", lambda *names: None)
+    return Recorded.calls
+
+
+def test_each_line_is_written_once_as_its_round_ends(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
+    interrupted_and_resumed(tmp_path / "run", "recorded", at=2)
+    assert calls == [
+        *(("open", "", 0), ("line", 0), ("line", 1), ("close", False)),
+        *(("open", "first", 2), ("line", 2), ("final", 2), ("close", True)),
+    ]
+
+
+def test_a_run_without_rounds_logs_the_untrained_encoder(
+    tmp_path: Path, calls: list[tuple[Any, ...]]
+) -> None:
+    atoll.simulate(tiny("train.rounds=0", "evaluation.every=1"), tmp_path / "run", log="recorded")
+    assert calls == [("open", "", 0), ("line", 0), ("final", 0), ("close", True)]
+
+
+@pytest.mark.parametrize(
+    ("when", "kind", "closed"), [("open", UserError, []), ("write", atoll.RunError, [("close", False)])]
+)
+def test_a_tool_that_fails_is_named(
+    when: str,
+    kind: type[Exception],
+    closed: list[tuple[Any, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: list[tuple[Any, ...]],
+) -> None:
     monkeypatch.setattr(Broken, "when", when)
     with pytest.raises(kind, match="--log broken failed: no server answers; "):
         atoll.simulate(tiny(), tmp_path / "run", log="broken")
+    assert calls == [("open", "", 0), *closed]
     assert atoll.simulate(tiny(), tmp_path / "run", resume=True).finished  # without the log
 
 
@@ -138,11 +207,13 @@ def test_wandbs_offline_folder_holds_each_round_and_the_results(
     run = interrupted_and_resumed(tmp_path / "run", "wandb")
     wandb.teardown()  # ends its service, which writes the files
     found: dict[str, dict[int, float]] = {}
-    ids, final = set(), {}
+    ids, final, exits = set(), {}, []
     for path in sorted(run.folder.glob("wandb/offline-run-*/*.wandb")):
         for record in wandb_records(path):
             if record.HasField("run"):
                 ids.add((record.run.run_id, record.run.project))
+            if record.HasField("exit"):
+                exits.append(record.exit.exit_code)
             if record.HasField("summary"):
                 for item in record.summary.update:
                     final[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
@@ -154,6 +225,7 @@ def test_wandbs_offline_folder_holds_each_round_and_the_results(
     for name, values in expected(run).items():
         assert found[name] == pytest.approx(values)
     assert final["final/knn/accuracy"] == run.results["knn/accuracy"]
+    assert exits == [1, 0]  # the interrupted run, and the resumed one
 
 
 @pytest.mark.slow
