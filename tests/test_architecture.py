@@ -94,6 +94,7 @@ ABOUT_MORE = {
     "test_flagship_log.py": "benchmarks/flagship.py",
     "test_gpu_session.py": "benchmarks/gpu.sh",
     "test_hostile.py": "benchmarks/hostile.py",
+    "test_kept_values.py": "what every version keeps",
     "test_matrix.py": "all components beside each other",
     "test_notebooks.py": "examples/notebooks",
     "test_packaging.py": "pyproject.toml and the public names",

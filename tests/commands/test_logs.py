@@ -93,6 +93,7 @@ class Recorded(logs.Log):
         self.identity = self.identity or "first"
 
     def write(self, values: Any, round: int) -> None:
+        assert not {"round", f"{logs.FINAL}round"} & values.keys()  # the step says it
         kind = "final" if all(name.startswith(logs.FINAL) for name in values) else "line"
         self.calls.append((kind, round))
 
