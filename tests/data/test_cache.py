@@ -106,7 +106,7 @@ def test_selections_of_one_size_are_entries_of_their_own(records, digits):
 
 def test_too_large_streams_with_the_same_bits(records, cache, monkeypatch):
     monkeypatch.setattr(cache_module, "_BATCH", 16)
-    stored, streamed = open_records(records, HOW, PLENTY), open_records(records, HOW, 60 * 64 - 1)
+    stored, streamed = (open_records(records, HOW, memory) for memory in (60 * 64, 60 * 64 - 1))
     assert type(streamed.pixels) is not type(stored.pixels)
     indices = torch.tensor([59, 0, 17, 17, 3])
     for pixels in (streamed.pixels, pickle.loads(pickle.dumps(streamed.pixels))):
@@ -223,7 +223,10 @@ def test_a_cache_that_cannot_be_made_gets_a_sentence(records, tmp_path, monkeypa
 
 
 def test_an_image_counts_as_corrupt_no_longer_than_it_is(records, digits, monkeypatch):
+    decoded = []
+
     def lacking_a_codec(encoded, how, original=cache_module.decode_batch):
+        decoded.append(len(encoded))
         batch = original(encoded, how)
         return replace(batch, corrupt={0: "a codec is missing"}, pixels=np.zeros_like(batch.pixels))
 
@@ -231,6 +234,7 @@ def test_an_image_counts_as_corrupt_no_longer_than_it_is(records, digits, monkey
         without.setattr(cache_module, "decode_batch", lacking_a_codec)
         assert set(open_records(records, HOW, PLENTY).corrupt) == {0}
         assert set(open_records(records, HOW, PLENTY).corrupt) == {0}
+    assert decoded == [60, 1]  # of the second time, only the corrupt image
     opened = open_records(records, HOW, PLENTY)
     assert opened.corrupt == {}
     assert np.array_equal(everything(opened)[:, 0].numpy(), digits[0])
