@@ -33,7 +33,7 @@ from atoll.core.processes import process_context
 
 STEPS = {
     "import torch": "import torch; torch.set_num_threads(1)",
-    "import Atoll's worker": "import atoll.engines.executors",
+    "import Atoll's worker": "import atoll.engines.worker_pool",
     "recipe and federation": (
         "from atoll.engines.federation import Federation; from atoll.recipe.recipe import load_recipe;"
         "Federation(load_recipe('digits', ['data.source=synthetic', 'data.limit=5000', 'data.image_size=32',"

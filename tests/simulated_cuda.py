@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
@@ -195,7 +196,7 @@ def main() -> None:
     """Run here and there; with methods and settings as an argument, find races."""
     from atoll.commands.bench import recommend
     from atoll.commands.cost import estimate
-    from atoll.engines.executors import _executor
+    from atoll.engines.worker_pool import _executor
     from tests.harness import tiny
 
     torch.set_num_threads(1)
@@ -216,7 +217,7 @@ def main() -> None:
         with patch("atoll.engines.step_graphs.LEAST", 10**9):  # graphs are not simulated here
             timed = recommend(tiny("train.epochs=3"), warm=1, timed=1).row_count
         with patch("cloudpickle.loads", lambda recipe: recipe):
-            worker = _executor(tiny(), "cuda", Path(folder))
+            worker = _executor(tiny(), "cuda", Path(folder), ExitStack())
         repeats = torch.are_deterministic_algorithms_enabled()
         more = {
             "repeats": repeats,

@@ -1,5 +1,5 @@
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,7 +126,9 @@ def test_a_name_under_which_no_option_can_be_set_is_refused(name):
         kind()
 
 
-@pytest.mark.parametrize("value", [Path("weights"), torch.ones(2), [Path("weights")], {1: 0.5}, len])
+@pytest.mark.parametrize(
+    "value", [Path("weights"), torch.ones(2), [Path("weights")], {1: 0.5}, [1, None], len]
+)
 def test_an_option_that_no_recipe_can_hold_is_refused(value):
     """A run of it ended in a traceback."""
 
@@ -135,11 +137,45 @@ def test_an_option_that_no_recipe_can_hold_is_refused(value):
         name: ClassVar[str] = "mine"
         own: Any = None
 
-    assert Mine(own=[{"a": (1, 0.5, True, "b", None)}]).own
+    assert Mine(own=[{"a": (1, 0.5, True, "b")}]).own
     with pytest.raises(
         UserError, match=r"^options\.mine\.own = .* cannot be written in a recipe; an option is"
     ):
         Mine(own=value)
+
+
+def test_an_option_that_is_none_against_its_default_is_refused():
+    """A recipe cannot hold it, so that a resumed run trained with the default."""
+
+    @dataclass(frozen=True)
+    class Mine(Term):
+        name: ClassVar[str] = "mine"
+        margin: float | None = 0.5
+        plain: float | None = None
+        derived: object = field(init=False, default=len)  # no option
+
+    assert Mine(plain=None).margin == 0.5
+    with pytest.raises(
+        UserError, match=r"^options\.mine\.margin is None, which cannot be written .* its default is 0\.5;"
+    ):
+        Mine(margin=None)
+
+
+def test_a_recipe_changes_single_options_of_a_users_method(tmp_path, monkeypatch):
+    (tmp_path / "nested.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from atoll.components.base import Term\nfrom atoll.methods.method import Method\n"
+        "from atoll.objectives.simclr import SimCLR\n\n\n"
+        "@dataclass(frozen=True)\nclass Inner:\n    a: int = 1\n    b: float = 0.5\n\n\n"
+        "@dataclass(frozen=True)\nclass Nested(Term):\n    name: ClassVar[str] = 'nested'\n"
+        "    inner: Inner = Inner()\n\n\n"
+        "METHOD = Method(objective=SimCLR(), terms=(Nested(inner=Inner(5, 9.0)),))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (term,) = tiny("method.name=nested:METHOD", "options.nested.inner.a=2").composed.terms
+    assert (term.inner.a, term.inner.b) == (2, 9.0)
+    (term,) = tiny("method.name=nested:METHOD", "options.nested.inner.a=").composed.terms
+    assert (term.inner.a, term.inner.b) == (5, 9.0)
 
 
 def test_two_parts_of_one_name_would_share_their_state(tmp_path, monkeypatch):

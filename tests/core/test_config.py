@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.core.config import Options, build, describe, flatten, over, read, read_text_table
+from atoll.core.config import Options, build, describe, flatten, over, read, read_text_table, rebuild
 from atoll.core.digests import TOML, seal_text
 from atoll.core.errors import UserError
 
@@ -67,6 +68,68 @@ def test_none_is_left_out_and_tuples_are_lists():
         "inner": {"pair": [1, 2.0], "several": [1.0, 2.0]},
         "rate": 1.0,
     }
+
+
+@dataclass(frozen=True)
+class Many(Options, section="many"):
+    """Values within values."""
+
+    inners: tuple[Inner, ...] = (Inner(),)
+    named: dict[str, Inner] = field(default_factory=lambda: {"a": Inner((3, 4.0))})
+    numbers: list[int] = field(default_factory=list)
+    sequence: Sequence[float] = ()
+    mapping: Mapping[str, int] = field(default_factory=dict)
+    bare: tuple = (1, 2)  # type: ignore[type-arg]
+    flag: Literal[True, "auto"] = True
+    derived: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "derived", len(self.inners) / 2)
+        if len(self.numbers) > 3:
+            raise ValueError("numbers are at most three")
+
+
+def test_values_within_values_are_their_table_again():
+    options = Many(inners=(Inner(), Inner((5, 6.0))), numbers=[1], mapping={"x": 2}, flag="auto")
+    table = describe(options)
+    assert table["inners"] == [{"pair": [1, 2.0], "several": []}, {"pair": [5, 6.0], "several": []}]
+    assert table["named"] == {"a": {"pair": [3, 4.0], "several": []}}
+    assert "derived" not in table
+    assert build(Many, table) == options
+    assert (build(Many, table).bare, options.derived) == ((1, 2), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"numbers": 3}, r"many\.numbers = 3 is not a list; write many\.numbers = \[3\]"),
+        ({"numbers": ["a"]}, r"many\.numbers = 'a' is not a whole number"),
+        ({"sequence": ["a"]}, r"many\.sequence = 'a' is not a number"),
+        ({"mapping": {"x": "y"}}, r"many\.mapping\.x = 'y' is not a whole number"),
+        (
+            {"inners": [{"pare": [1, 2]}]},
+            r"unknown key 'many\.inners\.pare'; did you mean 'many\.inners\.pair'",
+        ),
+        ({"flag": False}, r"many\.flag is False; "),
+        ({"flag": 1}, r"many\.flag is 1; "),
+        ({"numbers": [1, 2, 3, 4]}, "many: numbers are at most three$"),  # by a ValueError of the class
+    ],
+    ids=str,
+)
+def test_values_within_values_are_checked(table, said):
+    with pytest.raises(UserError, match=f"^{said}"):
+        build(Many, table)
+
+
+def test_options_are_built_again_with_some_values_changed():
+    options = Many(inners=(Inner((5, 6.0)),), named={"a": Inner((7, 8.0)), "b": Inner()}, numbers=[1])
+    found = rebuild(options, {"named": {"a": {"several": [1]}}, "numbers": None}, "many")
+    assert found.inners == options.inners
+    assert found.named == {"a": Inner((7, 8.0), (1.0,)), "b": Inner()}
+    assert found.numbers == [1]
+    with pytest.raises(UserError, match=r"^unknown key 'many\.numbres'; did you mean 'many\.numbers'"):
+        rebuild(options, {"numbres": None}, "many")
 
 
 def test_a_type_that_no_table_holds_is_refused():

@@ -43,6 +43,7 @@ def meddle():
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.backends.mkldnn.enabled = False
     raise KeyError
 
 
@@ -52,6 +53,7 @@ def test_settings_are_restored_after_an_error():
         meddle()
     found = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
     assert found == (True, torch.float32, count)
+    assert torch.backends.mkldnn.enabled
 
 
 def test_a_run_multiplies_in_float32_whatever_its_caller_has_set():

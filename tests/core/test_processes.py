@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from atoll.core.processes import process_context
-from atoll.engines.executors import WorkerPool
+from atoll.engines.worker_pool import WorkerPool
 
 REPOSITORY = Path(__file__).parents[2]
 forks = pytest.mark.skipif(sys.platform != "linux", reason="processes are forks on Linux only")
@@ -72,7 +72,7 @@ def test_a_process_starts_with_everything_imported_and_interrupts_blocked():
     with closing(here):
         modules, blocked = here.recv()
     process.join()
-    assert {"torch.optim", "atoll.engines.executors"} <= modules
+    assert {"torch.optim", "atoll.engines.worker_pool"} <= modules
     assert {signal.SIGINT, signal.SIGHUP} <= blocked
 
 
@@ -108,7 +108,7 @@ def used(*arguments):
 for name in dir(torch._C):
     if name.startswith("_cuda_") and not isinstance(getattr(torch._C, name), type):
         setattr(torch._C, name, used)
-import atoll.engines.executors, torchvision, torch._dynamo
+import atoll.engines.worker_pool, torchvision, torch._dynamo
 """
 
 
@@ -117,7 +117,9 @@ def test_what_the_fork_server_imports_uses_no_gpu():
 
 
 class Environment:
-    """Fails to be unpickled, with the value of an environment variable."""
+    """A recipe that fails to be unpickled, with the value of an environment variable."""
+
+    own_training_code = ()
 
     def __reduce__(self):
         return exec, (

@@ -13,10 +13,10 @@ from atoll.core import tree
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.engines.client_states import ClientStates
-from atoll.engines.executors import WorkerPool
 from atoll.engines.federation import Federation
 from atoll.engines.server import Server, TooFewUpdatesError
 from atoll.engines.simulation import Simulation
+from atoll.engines.worker_pool import WorkerPool
 from tests.harness import SSD, final_models, run_tiny, tiny
 from tests.trees import same
 

@@ -62,6 +62,25 @@ def test_a_function_measures_what_its_library_measures(
     assert 0.1 < expected < 1
 
 
+def test_a_function_leaves_pytorchs_settings_as_they_were(
+    encoder: nn.Module, digits: Sets, named: Callable[[object], str]
+) -> None:
+    """It is called before the training, too, whose weights depend on them."""
+
+    def settings() -> tuple[object, ...]:
+        return torch.get_num_threads(), torch.get_default_dtype(), torch.backends.mkldnn.enabled
+
+    def meddles(found: Representations) -> dict[str, float]:
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.set_default_dtype(torch.float64)
+        torch.backends.mkldnn.enabled = False
+        return {"a": 1.0}
+
+    before = settings()
+    assert measured(encoder, digits, named(meddles)) == {"mine:measure/a": 1.0}
+    assert settings() == before
+
+
 def test_a_function_gets_what_atolls_own_probe_reads(
     encoder: nn.Module, digits: Sets, named: Callable[[object], str]
 ) -> None:

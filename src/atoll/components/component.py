@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -86,9 +86,14 @@ class Component(Options):
                 f"the name of the component {type(self).__qualname__} is {self.name!r}; write it without . and =, "
                 "which --set reads as more than a name"
             )
-        for option in fields(self):
+        for option in (field for field in fields(self) if field.init):
             value = getattr(self, option.name)
-            if not _writable(value):
+            if value is None and (default := _default(option)) is not None:
+                raise UserError(
+                    f"{self._place()}.{option.name} is None, which cannot be written in a recipe, and its default "
+                    f"is {default!r}; let None be the default, or use a value of the type"
+                )
+            if value is not None and not _writable(value):
                 raise UserError(
                     f"{self._place()}.{option.name} = {value!r} cannot be written in a recipe; an option is a "
                     "text, a number, true or false, or a list or table of these"
@@ -222,13 +227,20 @@ class Component(Options):
         return None
 
 
+def _default(option: Field[object]) -> object:
+    """The default of an option; None if it has none."""
+    if option.default is not MISSING:
+        return option.default
+    return None if option.default_factory is MISSING else option.default_factory()
+
+
 def _writable(value: object) -> bool:
-    """Whether a recipe, a TOML file, can hold the value of an option; None is an option that is not set."""
+    """Whether a recipe, a TOML file, can hold the value of an option."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _writable(one) for key, one in value.items())
     if isinstance(value, list | tuple):
         return all(map(_writable, value))
-    return value is None or is_dataclass(value) or isinstance(value, str | int | float)
+    return is_dataclass(value) or isinstance(value, str | int | float)
 
 
 def _annotated(kind: type) -> list[str]:

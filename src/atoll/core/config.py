@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from atoll.core.digests import TOML, DamagedError, open_text
 from atoll.core.errors import UserError, did_you_mean
-from atoll.core.schema import schema_of, schema_of_hint
+from atoll.core.schema import MAPPINGS, SEQUENCES, Schema, schema_of, schema_of_hint
 from atoll.core.schema_check import check
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class Options:
         for name, schema in known.items():
             value, place = getattr(self, name), f"{self._place()}.{name}".lstrip(".")
             if not dataclasses.is_dataclass(value):  # it has checked itself
+                value = _described(value)
                 check(schema, value, place)
                 object.__setattr__(self, name, _convert(hints[name], value, place))
 
@@ -77,7 +78,19 @@ def build(cls: type[T], table: Mapping[str, Any], where: str | None = None) -> T
 def _made(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     hints = _hints(cls)
     places = {key: f"{where}.{key}" if where else key for key in table}
-    return cls(**{key: _convert(hints[key], value, places[key]) for key, value in table.items()})
+    values = {key: _convert(hints[key], value, places[key]) for key, value in table.items()}
+    try:
+        return cls(**values)
+    except UserError:
+        raise
+    except ValueError as error:  # of a __post_init__ of the user's
+        raise UserError(f"{where}: {error}" if where else str(error)) from error
+
+
+def rebuild(options: T, table: Mapping[str, Any], where: str) -> T:
+    """Build options again, with the values of a table over theirs, key by key; None leaves theirs."""
+    cls = type(options)
+    return build(cls, over(describe(options), reset(table, schema_of(cls))), where)
 
 
 _hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
@@ -85,16 +98,20 @@ _hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
 
 def describe(options: Any) -> dict[str, Any]:
     """Return the table from which `build` would make these options, without fields that are None."""
-    table: dict[str, Any] = {}
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if dataclasses.is_dataclass(value):
-            table[field.name] = describe(value)
-        elif isinstance(value, tuple):
-            table[field.name] = list(value)
-        elif value is not None:
-            table[field.name] = value
-    return table
+    fields = [field.name for field in dataclasses.fields(options) if field.init]
+    values = {name: _described(getattr(options, name)) for name in fields}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _described(value: Any) -> Any:
+    """A value with tables in place of dataclasses, and lists in place of tuples."""
+    if dataclasses.is_dataclass(value):
+        return describe(value)
+    if isinstance(value, list | tuple):
+        return [_described(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _described(one) for key, one in value.items()}
+    return value
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -114,8 +131,12 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
         return _convert(next((one for one in inner if _fits(one, value)), inner[0]), value, place)
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return _made(typing.cast(type, hint), value, place)
-    if origin is dict:
+    if origin in MAPPINGS:
         return {str(key): _convert(inner[1], one, f"{place}.{key}") for key, one in value.items()}
+    if origin in SEQUENCES:
+        return [_convert(inner[0], one, place) for one in value]
+    if hint is tuple and isinstance(value, list):
+        return tuple(value)
     if origin is tuple:
         kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
         return tuple(_convert(kind, one, place) for kind, one in zip(kinds, value, strict=True))
@@ -250,6 +271,16 @@ def over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
+
+
+def reset(table: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Leave out the known keys whose value is None, which have their defaults then."""
+    known = schema.get("properties", {})
+    kept = {key: value for key, value in table.items() if value is not None or key not in known}
+    return {
+        key: reset(value, known.get(key, {})) if isinstance(value, Mapping) else value
+        for key, value in kept.items()
+    }
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, Any]:

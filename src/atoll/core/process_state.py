@@ -97,6 +97,7 @@ def settings_kept() -> Iterator[None]:
     floats, kernels = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     searched, tf32, attends = torch.backends.cudnn.benchmark, tf32_convolutions(), attention()
+    by_onednn = torch.backends.mkldnn.enabled
     with torch.set_grad_enabled(torch.is_grad_enabled()), threads(torch.get_num_threads()):
         try:
             yield
@@ -106,6 +107,7 @@ def settings_kept() -> Iterator[None]:
             torch.set_deterministic_debug_mode(kernels)
             torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark = searched
+            torch.backends.mkldnn.enabled = by_onednn
             set_attention(attends)
             if tf32 is not None and tf32_convolutions() != tf32:
                 torch.backends.cudnn.allow_tf32 = tf32

@@ -14,7 +14,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar
@@ -115,6 +115,7 @@ Width = Annotated[int, Above(0), AtMost(65_536)]  # of a layer
 Share = Annotated[float, Above(0), AtMost(1)]
 Momentum = Annotated[float, AtLeast(0), AtMost(1)]  # of a moving average
 
+MAPPINGS, SEQUENCES = (dict, Mapping), (list, Sequence)
 _TYPES: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 
 
@@ -157,8 +158,10 @@ def schema_of_hint(hint: Any) -> Schema:
         return {"anyOf": [schema_of_hint(one) for one in inner]}
     if origin is typing.Literal:
         return {"enum": list(inner)}
-    if origin is dict:
+    if origin in MAPPINGS:
         return {"type": "object", "additionalProperties": schema_of_hint(inner[1])}
+    if origin in SEQUENCES:
+        return {"type": "array", "items": schema_of_hint(inner[0])}
     if origin is tuple and inner[-1] is not Ellipsis:
         items = [schema_of_hint(one) for one in inner]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}

@@ -68,7 +68,7 @@ def _check_any(choices: Sequence[Schema], value: Any, place: str, whole: Sequenc
         _check_choice(last["enum"], value, place, whole, f" (others are {forms[0]})")
     elif lists or not others or "enum" not in last:
         check((lists or [last])[0], value, place, whole)
-    elif isinstance(value, bool) or value not in last["enum"]:
+    elif not _among(value, last["enum"]):
         raise UserError(f"{place} = {value!r} is not {' or '.join(map(_noun, (*others, last)))}")
 
 
@@ -79,10 +79,15 @@ def _noun(schema: Schema) -> str:
     return "a list" if schema.get("type") == "array" else _KINDS.get(schema.get("type", ""), ((), "", ""))[1]
 
 
+def _among(value: Any, known: Sequence[Any]) -> bool:
+    """Whether a value is one of the known ones; true and false are not 1 and 0."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in known)
+
+
 def _check_choice(
     known: Sequence[Any], value: Any, place: str, whole: Sequence[Any] | None, others: str = ""
 ) -> None:
-    if isinstance(value, bool) or value not in known:
+    if not _among(value, known):
         verb = "is" if whole is None else "names"
         raise UserError(f"{place} {verb} {value!r}; {did_you_mean(str(value), map(str, known))}{others}")
 

@@ -8,5 +8,5 @@ from atoll.core.collector import leave_out_existing, paused
 with paused():
     import numpy  # noqa: F401 (PyTorch's own import of it swallows Ctrl-C, and leaves half of it)
 
-    import atoll.engines.executors  # noqa: F401
+    import atoll.engines.worker_pool  # noqa: F401
 leave_out_existing()

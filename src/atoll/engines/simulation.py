@@ -10,7 +10,7 @@ from atoll.core.config import describe
 from atoll.core.processes import process_context
 from atoll.core.run_folder import Run
 from atoll.engines.client_states import ClientStates
-from atoll.engines.executors import WorkerPool, in_this_process
+from atoll.engines.executors import in_this_process
 from atoll.engines.federation import Federation
 from atoll.engines.interleaved import Interleaved
 from atoll.engines.job_times import JobTimes
@@ -19,6 +19,7 @@ from atoll.engines.rounds import RunContext, SiteResults, run_rounds
 from atoll.engines.server import Server
 from atoll.engines.stacked import Stacked
 from atoll.engines.worker_devices import worker_devices
+from atoll.engines.worker_pool import WorkerPool
 from atoll.recipe.recipe import Recipe
 from atoll.recipe.table import further_imports
 

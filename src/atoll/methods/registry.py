@@ -15,7 +15,7 @@ from atoll.aggregation.robust import Median, MultiKrum, TrimmedMean
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.aggregation.server_steps import Direct, FedAdam, FedAvgM
 from atoll.components.base import Aggregation, Component, Merge, Objective, Replace, ServerStep, Term
-from atoll.core.config import build, describe
+from atoll.core.config import describe, rebuild
 from atoll.core.errors import UserError
 from atoll.core.imports import import_attribute
 from atoll.core.text import type_words
@@ -276,12 +276,12 @@ def make_method(chosen: MethodOptions, options: Mapping[str, Mapping[str, Any]])
         if isinstance(made, type) and issubclass(made, Component):
             made = _made(made, name, what)
         if not isinstance(made, kind):
-            given = f"{what} {name or chosen.name!r} is {type_words(made)}"
-            raise UserError(f"{given}, not an atoll {kind.__name__}")
+            raise UserError(
+                f"{what} {name or chosen.name!r} is {type_words(made)}, not an atoll {kind.__name__}"
+            )
         _check_name(made, used)
         used.add(made.name)
-        table = {**describe(made), **options.get(made.name, {})}
-        return build(type(made), table, f"options.{made.name}")
+        return rebuild(made, options.get(made.name, {}), f"options.{made.name}")
 
     own_terms = {term.name: term for term in method.terms}
     names = list(own_terms) if chosen.terms is None else list(chosen.terms)

@@ -16,7 +16,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import over, packaged, read, read_settings, read_text_table
+from atoll.core.config import over, packaged, read, read_settings, read_text_table, reset
 from atoll.core.errors import UserError
 from atoll.core.schema import Schema
 from atoll.core.schema_check import check, places_of
@@ -115,7 +115,7 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
             "base stands in a recipe's file alone; give the recipe that --set base names in its place"
         )
     schema = catalogue()["schema"]
-    table = _reset(over(table, changes), schema)
+    table = reset(over(table, changes), schema)
     _check_sections(table, schema["properties"])
     check(schema, table, "")
     _check_method(table.get("method", {}), table.get("options", {}))
@@ -160,16 +160,6 @@ def _check_sections(table: Mapping[str, Any], known: Mapping[str, Schema]) -> No
                 raise UserError(
                     f"unknown key '{key}.{inner}'; did you mean {' or '.join(map(repr, places))}?"
                 )
-
-
-def _reset(table: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Leave out the known keys whose value is None."""
-    known = schema.get("properties", {})
-    kept = {key: value for key, value in table.items() if value is not None or key not in known}
-    return {
-        key: _reset(value, known.get(key, {})) if isinstance(value, Mapping) else value
-        for key, value in kept.items()
-    }
 
 
 def _check_method(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> None:
