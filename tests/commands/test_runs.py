@@ -62,6 +62,11 @@ def test_it_is_a_sequence_of_runs(folders: list[Path]) -> None:
 def test_mistakes(folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="takes a list of runs"):
         atoll.Runs(folders[0])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="takes a list of runs, not an int"):
+        atoll.Runs(3)  # type: ignore[arg-type]
+    for report in (atoll.Runs(folders).report, atoll.Run(folders[0]).report):
+        with pytest.raises(UserError, match="the report is an int; give a path"):
+            report(3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="at least one run"):
         atoll.Runs([])
     with pytest.raises(UserError, match="a run is an int; give a path"):

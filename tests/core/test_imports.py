@@ -3,7 +3,7 @@ import re
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.core.imports import folders_of, import_attribute, search
+from atoll.core.imports import folders_of, import_attribute, import_function, search
 from atoll.recipe.recipe import names_of_code
 
 
@@ -38,6 +38,14 @@ def test_what_cannot_be_imported_gets_a_sentence(folder, text, sentence, request
         (folder / f"named_{number}.py").write_text(text)
     with pytest.raises(UserError, match=sentence.replace("{}", str(number))):
         import_attribute(f"named_{number}:net", "encoder")
+
+
+def test_a_class_in_the_place_of_its_object_is_told_so(folder):
+    (folder / "named_classes.py").write_text("class Net:\n    pass\n")
+    with pytest.raises(
+        UserError, match=r"^protocol 'named_classes:Net' is the class Net; .* object of it, Net\(…\)"
+    ):
+        import_function("named_classes:Net", "protocol")
 
 
 def test_the_folders_of_names_are_those_beside_pythons_path(folder):

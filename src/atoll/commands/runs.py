@@ -15,6 +15,7 @@ from atoll.core.errors import UserError
 from atoll.core.extras import require
 from atoll.core.files import to_path
 from atoll.core.metrics_lines import numbers
+from atoll.core.text import type_words
 from atoll.report import write_report
 from atoll.report.comparison import comparison_cells, comparison_html, comparison_table
 
@@ -46,8 +47,8 @@ class Runs(Sequence[Run]):
     """
 
     def __init__(self, runs: Iterable[Run | str | PathLike[str]]) -> None:
-        if isinstance(runs, str | PathLike):
-            raise UserError("Runs takes a list of runs; for one run, use atoll.Run")
+        if isinstance(runs, str | PathLike) or not isinstance(runs, Iterable):
+            raise UserError(f"Runs takes a list of runs, not {type_words(runs)}; for one run, use atoll.Run")
         self._runs = [run if isinstance(run, Run) else Run(to_path(run, "a run")) for run in runs]
         if not self._runs:
             raise UserError("Runs needs at least one run")
@@ -93,8 +94,9 @@ class Runs(Sequence[Run]):
         Raises:
             UserError: A run is damaged, or the page cannot be written.
         """
-        check_page(Path(out))
-        return write_report([run.folder for run in self], Path(out))
+        page = to_path(out, "the report")
+        check_page(page)
+        return write_report([run.folder for run in self], page)
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self))

@@ -139,9 +139,13 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
     """Import an attribute that is called.
 
     Raises:
-        UserError: As `import_attribute`, or it cannot be called.
+        UserError: As `import_attribute`, or it cannot be called, or it is a class.
     """
     found: Callable[..., Any] = import_attribute(name, what)
+    if isinstance(found, type):
+        raise UserError(
+            f"{what} {name!r} is the class {found.__name__}; name an object of it, {found.__name__}(…)"
+        )
     if not callable(found):
         raise UserError(f"{what} {name!r} is {type_words(found)}, not a function")
     return found
