@@ -144,6 +144,14 @@ def test_an_option_that_no_recipe_can_hold_is_refused(value):
         Mine(own=value)
 
 
+def test_slots_are_refused_by_their_name():
+    with pytest.raises(UserError, match=r"Mine has slots, .* leave out slots=True$"):
+
+        @dataclass(frozen=True, slots=True)
+        class Mine(Term):
+            name: ClassVar[str] = "mine"
+
+
 def test_an_option_that_is_none_against_its_default_is_refused():
     """A recipe cannot hold it, so that a resumed run trained with the default."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from types import MemberDescriptorType
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -61,6 +62,10 @@ class Component(Options):
                     "which it would replace; give it another name"
                 )
         for name in inherited.intersection(vars(cls)).difference(own):
+            if isinstance(vars(cls)[name], MemberDescriptorType):
+                raise UserError(
+                    f"{cls.__qualname__} has slots, which components cannot have; leave out slots=True"
+                )
             raise UserError(
                 f"{cls.__qualname__}.{name} has no annotation, so the option would keep its inherited default; "
                 f"write {name}: TYPE = {vars(cls)[name]!r}"
