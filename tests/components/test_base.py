@@ -182,8 +182,9 @@ def test_a_recipe_changes_single_options_of_a_users_method(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (term,) = tiny("method.name=nested:METHOD", "options.nested.inner.a=2").composed.terms
     assert (term.inner.a, term.inner.b) == (2, 9.0)
-    (term,) = tiny("method.name=nested:METHOD", "options.nested.inner.a=").composed.terms
-    assert (term.inner.a, term.inner.b) == (5, 9.0)
+    for reset in ("options.nested.inner.a=", "options.nested.inner=", "options.nested="):
+        (term,) = tiny("method.name=nested:METHOD", reset).composed.terms
+        assert (term.inner.a, term.inner.b) == (5, 9.0)
 
 
 def test_two_parts_of_one_name_would_share_their_state(tmp_path, monkeypatch):

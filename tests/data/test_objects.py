@@ -159,6 +159,17 @@ class Torn(Pairs):
         return super().__getitem__(row)
 
 
+@pytest.mark.parametrize("name", ["target", "Class_ID", "y"])
+def test_columns_that_may_hold_labels_are_named(name: str) -> None:
+    with pytest.warns(
+        UserWarning, match=rf"^data counts as unlabelled, .* fine_label; rename .* if it is {name}$"
+    ):
+        given = give_data([{"img": image, name: 1, "id": 2} for image in pixels(3)])
+    assert given.value[0].labels is None
+    for other in ({}, {"label": 1}, {"id": 2}):  # without a warning
+        give_data([{"img": image, **other} for image in pixels(3)])
+
+
 def test_whole_floats_are_classes_and_minus_one_is_no_label() -> None:
     images = pixels(4)
     whole = give_data((images, np.array([0.0, 2.0, 2.0, 0.0]))).value[0]

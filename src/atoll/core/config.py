@@ -276,7 +276,8 @@ def over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
 def reset(table: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """Leave out the known keys whose value is None, which have their defaults then."""
     known = schema.get("properties", {})
-    kept = {key: value for key, value in table.items() if value is not None or key not in known}
+    any_key = isinstance(schema.get("additionalProperties"), Mapping)
+    kept = {key: value for key, value in table.items() if value is not None or not (key in known or any_key)}
     return {
         key: reset(value, known.get(key, {})) if isinstance(value, Mapping) else value
         for key, value in kept.items()

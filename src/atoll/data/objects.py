@@ -17,7 +17,7 @@ from atoll.core.imports import describe_error, import_attribute
 from atoll.data.decode import Encoded
 from atoll.data.items import image_bytes
 from atoll.data.options import DataOptions
-from atoll.data.parts import IMAGE, LABEL, Part, part_of
+from atoll.data.parts import IMAGE, LABEL, Part, columns_like_labels, part_of
 from atoll.data.records import UNLABELLED, ItemRecords, Listing, encode, refuse_twins
 
 _DIGITS = 12  # of a fingerprint
@@ -80,6 +80,11 @@ def _read(source: _Source) -> tuple[str, Listing]:
     if all(label == UNLABELLED for label in labels):
         warn(f"all labels of {role} are {UNLABELLED}, so the images count as unlabelled")
         labels = [None] * len(labels)
+    elif not any(label is not None for label in labels) and (likely := columns_like_labels(parts[0])):
+        warn(
+            f"{role} counts as unlabelled, because no column is called {', '.join(LABEL[:-1])} or {LABEL[-1]}; "
+            f"rename the one that holds the labels, if it is {' or '.join(likely)}"
+        )
     known = [label is not None for label in labels]
     if any(known) and not all(known):
         raise UserError(f"{role} has labels for some images and none for others; give all of them, or none")

@@ -19,6 +19,7 @@ from atoll.data.items import to_image, to_label
 
 # Names in items that are dicts, as those of Hugging Face.
 IMAGE, LABEL = ("image", "img", "pixel_values"), ("label", "labels", "fine_label")
+LIKE_LABEL = ("label", "target", "class", "categor")  # in names of columns that may hold labels
 Sample = tuple[Encoded, Any]
 
 
@@ -166,6 +167,14 @@ def _columns(names: Collection[str]) -> tuple[str, str | None]:
             f"it has the columns {', '.join(map(str, names))}, and none of them is called 'image'"
         )
     return image, next((name for name in LABEL if name in names), None)
+
+
+def columns_like_labels(part: Part) -> list[str]:
+    """Columns of an unlabelled part's items, if they are dicts, whose names are like those of labels."""
+    dataset = part.sample.dataset if isinstance(part.sample, _Items) and part.size else [None]
+    item = dataset[0]
+    names = map(str, item) if isinstance(item, Mapping) else ()
+    return [name for name in names if name == "y" or any(word in name.lower() for word in LIKE_LABEL)]
 
 
 def _is_array(value: Any) -> bool:

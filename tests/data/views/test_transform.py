@@ -55,6 +55,19 @@ def test_views_are_those_of_a_loop_that_seeds_each_image() -> None:
     assert not torch.equal(made[0], views_of(SIMCLR)(IMAGES[[1, 0]])[1])  # each has a seed of its own
 
 
+def test_pytorchs_settings_are_those_from_before_a_transform() -> None:
+    """The training between its calls would use others."""
+
+    def meddles(image: Tensor) -> Tensor:
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(before + 1)
+        return image
+
+    before = torch.get_num_threads()
+    assert torch.equal(views_of(meddles)(IMAGES), views_of(lambda image: image)(IMAGES))
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (before, torch.float32)
+
+
 def test_every_stream_is_seeded_and_the_process_keeps_its_own() -> None:
     def noise(image: Tensor) -> Tensor:
         draws = torch.rand(1) + np.random.rand() + random.random()

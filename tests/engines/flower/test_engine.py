@@ -9,11 +9,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
+from atoll.core.process_state import settings_kept
 from atoll.core.run_folder import Run
 from atoll.core.tree import load, num_bytes
 from atoll.engines.flower import codec as codec
@@ -51,6 +53,27 @@ def test_the_weights_are_those_of_our_engine(tmp_path, monkeypatch, method):
     settings = (f"method.name={method}", *(FEDCA if method == "fedca" else ()))
     ours = run_tiny(tmp_path / "ours", *settings)
     theirs = play(shares(4), tmp_path / "theirs", *settings)
+    assert same(final_models(ours), final_models(theirs))
+
+
+def test_sites_train_under_the_settings_of_a_run(tmp_path, monkeypatch):
+    """A user's module may have set others when the site imported it."""
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+
+    def meddling(handler):
+        def answer(message):
+            with settings_kept():
+                torch.set_grad_enabled(False)
+                torch.set_default_dtype(torch.float64)
+                return handler(message)
+
+        return answer
+
+    settings = ("method.name=fed_simclr", "evaluation.at_end=['probe']")
+    ours = run_tiny(tmp_path / "ours", *settings)
+    grid = shares(4)
+    grid.nodes = {name: meddling(handler) for name, handler in grid.nodes.items()}
+    theirs = play(grid, tmp_path / "theirs", *settings)
     assert same(final_models(ours), final_models(theirs))
 
 

@@ -14,7 +14,7 @@ from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
 from atoll.core.given import Given, names_code, not_given
 from atoll.core.imports import describe_error, import_function
-from atoll.core.process_state import seed_streams, streams_kept
+from atoll.core.process_state import seed_streams, settings_kept, streams_kept
 from atoll.core.text import type_words
 
 _SEEDS = 2**32  # numpy takes no larger seed
@@ -80,7 +80,7 @@ class Transform:
         """
         seeds = torch.randint(_SEEDS, (len(images),), generator=generator).tolist()
         views = torch.empty(len(images), images.shape[1], size, size)
-        with streams_kept(), torch.no_grad():
+        with streams_kept(), settings_kept(), torch.no_grad():
             for row, (image, seed) in enumerate(zip(images.cpu(), seeds, strict=True)):
                 seed_streams(seed)
                 view = self._view(image, tuple(views.shape[1:]))

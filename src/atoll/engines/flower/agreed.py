@@ -11,6 +11,7 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
+from atoll.core.process_state import standard_settings
 from atoll.core.tree import Tree, load, pack
 from atoll.data.images import ImageSet
 from atoll.data.partition.partition import Partition
@@ -63,19 +64,24 @@ def _open(file: Agreed, options: SiteOptions, client: int) -> Opened:
     if policy is not None:
         policy.check_text(agreed["recipe"])
     recipe = options.recipe(read_recipe(agreed["recipe"]))
-    if not options.site:
-        federation = Federation(recipe)
-    else:
-        splits = load_data(recipe.data, recipe.seed)
-        for images in (splits.train, splits.test, splits.validation):
-            if images is not None:
-                _rename_classes(images, agreed["classes"])
-        federation = Federation(
-            recipe, splits, site_partition(recipe, splits.train, client, agreed["clients"])
+    with standard_settings():  # entered after the user's modules, which may change others, were imported
+        federation = _federation(recipe, agreed, options, client)
+        if policy is not None:
+            policy.check_run(federation)
+        return Opened(
+            federation, federation.client_side(agreed["constants"]), recipe_digest(agreed["recipe"])
         )
-    if policy is not None:
-        policy.check_run(federation)
-    return Opened(federation, federation.client_side(agreed["constants"]), recipe_digest(agreed["recipe"]))
+
+
+def _federation(recipe: Recipe, agreed: Tree, options: SiteOptions, client: int) -> Federation:
+    """The federation of a share of the recipe's images, or of the site's own."""
+    if not options.site:
+        return Federation(recipe)
+    splits = load_data(recipe.data, recipe.seed)
+    for images in (splits.train, splits.test, splits.validation):
+        if images is not None:
+            _rename_classes(images, agreed["classes"])
+    return Federation(recipe, splits, site_partition(recipe, splits.train, client, agreed["clients"]))
 
 
 def _rename_classes(images: ImageSet, classes: list[str]) -> None:

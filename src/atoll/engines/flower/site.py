@@ -16,6 +16,7 @@ from atoll.aggregation.secure_sum import SecureSum
 from atoll.components.base import Deployment
 from atoll.core.environment import environment
 from atoll.core.errors import UserError
+from atoll.core.process_state import standard_settings
 from atoll.core.provenance import version
 from atoll.core.text import clean, plural
 from atoll.core.threads import threads
@@ -108,7 +109,7 @@ class SiteSide:
         federation, client = opened.federation, opened.client
         if policy is not None:
             policy.check_updates_sent(updates_sent(self.options.audit_log, opened.recipe_digest))
-        with threads(federation.recipe.engine.threads):
+        with standard_settings(), threads(federation.recipe.engine.threads):
             states = self._states(request)
             retained = None
             if stateful := federation.recipe.stateful:
@@ -158,7 +159,7 @@ class SiteSide:
         held = _held_out(splits)
         if held is None:
             return {"results": {}, "images": 0}
-        with threads(recipe.engine.threads):
+        with standard_settings(), threads(recipe.engine.threads):
             retained = None
             if recipe.composed.personalises(recipe.train):
                 try:
