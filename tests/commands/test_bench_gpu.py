@@ -55,6 +55,7 @@ program.bench_gpu(Path(sys.argv[1]), "cpu", "test")
 """
 
 
+@pytest.mark.slow
 def test_a_value_that_ends_its_process_is_not_tried_again(tmp_path):
     """Else a crash would repeat for ever, and no later value would be measured; an interruption is no crash."""
     out = tmp_path / "bench.json"

@@ -15,6 +15,7 @@ from atoll.core.process_state import settings_kept
 from atoll.methods.registry import METHODS
 
 
+@pytest.mark.slow
 def test_every_method_is_checked_at_full_scale():
     """With fewer images; the list of methods and the settings that some need are the full scale's."""
     full = SCALES["full"]
