@@ -93,9 +93,10 @@ class Run(run_folder.Run):
         Raises:
             UserError: There is no run in the folder, or the page cannot be written.
         """
-        page = to_path(out, "the report") if out else self.folder / "report.html"
-        if out:
-            check_page(page)
+        if not out:
+            return write_report([self.folder], self.folder / "report.html")
+        page = to_path(out, "the report")
+        check_page(page)
         return write_report([self.folder], page)
 
     def encoder(self) -> Encoder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import MemberDescriptorType
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from atoll.components.prerequisites import Prerequisite, Trained
 from atoll.components.setting import Setting
 from atoll.core.config import Options
 from atoll.core.errors import OldCodeWarning, UserError, warn
+from atoll.core.schema import default_of
 from atoll.core.tree import Tree, Weights
 from atoll.data.batch import Batch
 
@@ -92,8 +93,8 @@ class Component(Options):
                 "which --set reads as more than a name"
             )
         for option in (field for field in fields(self) if field.init):
-            value = getattr(self, option.name)
-            if value is None and (default := _default(option)) is not None:
+            value, default = getattr(self, option.name), default_of(option)
+            if value is None and default is not None and default is not MISSING:
                 raise UserError(
                     f"{self._place()}.{option.name} is None, which cannot be written in a recipe, and its default "
                     f"is {default!r}; let None be the default, or use a value of the type"
@@ -230,13 +231,6 @@ class Component(Options):
     def keep(self, context: ClientContext) -> Tree:
         """Return the client state that is retained for this component until the client's next round."""
         return None
-
-
-def _default(option: Field[object]) -> object:
-    """The default of an option; None if it has none."""
-    if option.default is not MISSING:
-        return option.default
-    return None if option.default_factory is MISSING else option.default_factory()
 
 
 def _writable(value: object) -> bool:

@@ -80,7 +80,7 @@ def _read(source: _Source) -> tuple[str, Listing]:
     if all(label == UNLABELLED for label in labels):
         warn(f"all labels of {role} are {UNLABELLED}, so the images count as unlabelled")
         labels = [None] * len(labels)
-    elif not any(label is not None for label in labels) and (likely := columns_like_labels(parts[0])):
+    elif all(label is None for label in labels) and (likely := columns_like_labels(parts[0])):
         warn(
             f"{role} counts as unlabelled, because no column is called {', '.join(LABEL[:-1])} or {LABEL[-1]}; "
             f"rename the one that holds the labels, if it is {' or '.join(likely)}"

@@ -171,8 +171,7 @@ def _columns(names: Collection[str]) -> tuple[str, str | None]:
 
 def columns_like_labels(part: Part) -> list[str]:
     """Columns of an unlabelled part's items, if they are dicts, whose names are like those of labels."""
-    dataset = part.sample.dataset if isinstance(part.sample, _Items) and part.size else [None]
-    item = dataset[0]
+    item = part.sample.dataset[0] if isinstance(part.sample, _Items) and part.size else None
     names = map(str, item) if isinstance(item, Mapping) else ()
     return [name for name in names if name == "y" or any(word in name.lower() for word in LIKE_LABEL)]
 
