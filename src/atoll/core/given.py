@@ -58,6 +58,11 @@ def not_given(role: str, found: Any, key: str, expected: str) -> UserError:
     return UserError(f"{role} is {type_words(found)}; {name}give {expected}")
 
 
+def class_given(role: str, found: type) -> UserError:
+    """Make the error for a class in the place of its object."""
+    return UserError(f"{role} is the class {found.__name__}; give an object of it, {found.__name__}(…)")
+
+
 def names_code(name: str) -> bool:
     """Whether a name in a recipe is ``module:attribute``, not that of an object."""
     return ":" in name and not name.startswith(PREFIX)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.given import class_given
 from atoll.core.text import type_words
 
 # Folders for names; None for the working folder. Like Python's own path, they belong to the process.
@@ -143,9 +144,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
     """
     found: Callable[..., Any] = import_attribute(name, what)
     if isinstance(found, type):
-        raise UserError(
-            f"{what} {name!r} is the class {found.__name__}; name an object of it, {found.__name__}(…)"
-        )
+        raise class_given(f"{what} {name!r}", found)
     if not callable(found):
         raise UserError(f"{what} {name!r} is {type_words(found)}, not a function")
     return found

@@ -127,6 +127,19 @@ def _multiply_with(precision: str) -> None:
 
 
 @contextmanager
+def process_kept(seed: int | None = None) -> Iterator[None]:
+    """Restore the streams and the settings after the block, in which the user's code runs.
+
+    Args:
+        seed: What the streams are seeded with within the block; None goes on with the process's own.
+    """
+    with settings_kept(), streams_kept():
+        if seed is not None:
+            seed_streams(seed)
+        yield
+
+
+@contextmanager
 def standard_settings() -> Iterator[None]:
     """Set PyTorch for a run or an evaluation within the block, independently of the caller's settings.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import UserError
+from atoll.core.given import class_given
 from atoll.core.imports import describe_error
 from atoll.core.text import type_words
 from atoll.data.decode import Encoded
@@ -122,7 +123,7 @@ def part_of(whose: str, source: Any) -> Part:
             "as test_data, or in a recipe set data.test_split"
         )
     if isinstance(source, type):
-        raise UserError(f"{whose} is the class {source.__name__}; give an object of it, {source.__name__}(…)")
+        raise class_given(whose, source)
     if hasattr(source, "iloc"):  # of a DataFrame, an item is a column
         raise UserError(
             f"{whose} is {type_words(source)}; give its rows as a list of images and labels, "

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
 from atoll.core.errors import UserError
-from atoll.core.process_state import settings_kept, streams_kept
+from atoll.core.process_state import process_kept
 from atoll.core.run_folder import Run
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Callbacks(Callback):
                 continue
             hook = getattr(one, name)
             if getattr(one, "guarded", True):
-                with streams_kept(), settings_kept():
+                with process_kept():
                     hook(*values)
             else:
                 hook(*values)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UserError
 from atoll.core.imports import describe_error, import_function
-from atoll.core.process_state import seeded_streams, settings_kept
+from atoll.core.process_state import process_kept
 from atoll.core.text import one_line, type_words
 from atoll.data.images import ImageSet
 
@@ -71,7 +71,7 @@ def measure(name: str, subject: Representations, seed: int) -> dict[str, bool | 
             among which each accuracy is in [0, 1], and of texts.
     """
     call = import_function(name, "protocol")
-    with settings_kept(), seeded_streams(seed), torch.enable_grad():
+    with process_kept(seed), torch.enable_grad():
         try:
             found = call(subject)
         except Exception as error:  # the user's code may raise any exception

@@ -12,9 +12,9 @@ from torch import Tensor
 from atoll.core.devices import upload
 from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
-from atoll.core.given import Given, names_code, not_given
+from atoll.core.given import Given, class_given, names_code, not_given
 from atoll.core.imports import describe_error, import_function
-from atoll.core.process_state import seed_streams, settings_kept, streams_kept
+from atoll.core.process_state import process_kept, seed_streams
 from atoll.core.text import type_words
 
 _SEEDS = 2**32  # numpy takes no larger seed
@@ -36,8 +36,7 @@ def give_transform(transform: Any) -> Given:
         expected = "a function or object that is called with an image"
         raise not_given("transform", transform, "views.preset", expected)
     if isinstance(transform, type):
-        name = transform.__name__
-        raise UserError(f"transform is the class {name}; give an object of it, {name}(…)")
+        raise class_given("transform", transform)
     name = getattr(transform, "__qualname__", type(transform).__qualname__)
     return Given.named(name, fingerprint(transform), transform)
 
@@ -80,7 +79,7 @@ class Transform:
         """
         seeds = torch.randint(_SEEDS, (len(images),), generator=generator).tolist()
         views = torch.empty(len(images), images.shape[1], size, size)
-        with streams_kept(), settings_kept(), torch.no_grad():
+        with process_kept(), torch.no_grad():
             for row, (image, seed) in enumerate(zip(images.cpu(), seeds, strict=True)):
                 seed_streams(seed)
                 view = self._view(image, tuple(views.shape[1:]))
