@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import sys
+import warnings
 
 import pytest
 import torch
@@ -382,7 +383,10 @@ def test_lazy_layers_get_their_weights_from_the_runs_seed_and_a_module_that_cann
     assert torch.equal(encoder.model.conv.weight, expected)
     computed = Net()
     computed.weight = computed.conv.weight * 2  # as torch.nn.utils.weight_norm keeps it
-    for module in (nn.Sequential(nn.LazyBatchNorm2d()), computed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions of PyTorch deprecate TorchScript
+        scripted = torch.jit.script(nn.Conv2d(1, 8, 3))
+    for module in (nn.Sequential(nn.LazyBatchNorm2d()), computed, scripted):
         with pytest.raises(
             UserError, match=r"cannot be copied: .*give a function or class that makes the module"
         ):

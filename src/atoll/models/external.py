@@ -206,7 +206,10 @@ def make_module(source: nn.Module | Factory, name: str, channels: int, size: int
     if isinstance(source, nn.Module):
         _check_parts(source, name)
         try:
-            return copy.deepcopy(source)
+            copied = copy.deepcopy(source)
+            if not all(parameter.is_leaf for parameter in copied.parameters()):  # TorchScript's
+                raise TypeError("copies of its parameters cannot be trained")
+            return copied
         except Exception as error:  # such as lazy layers without weights, or tensors computed by hooks
             raise UserError(
                 f"model.encoder = {name!r} cannot be copied: {first_line(error)}; give a function or class that "
