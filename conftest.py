@@ -2,6 +2,9 @@
 
 import os
 
+# Two cores may run two suites. Libraries, also those of the programs that tests start, read this when they load.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 
@@ -10,9 +13,8 @@ collect_ignore = ["src/atoll/parts.py", "src/atoll/engines/flower/server_app.py"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread_and_a_cache_of_its_own(tmp_path_factory):
-    """Two cores may run two suites; and no test may lean on what an earlier one cached."""
-    torch.set_num_threads(1)
+def _a_cache_of_its_own(tmp_path_factory):
+    """No test may lean on what an earlier one cached."""
     os.environ["ATOLL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
