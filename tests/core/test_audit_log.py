@@ -68,6 +68,7 @@ def test_a_torn_line_is_named_then_replaced_and_recorded(log):
         file.write(b'{"hash": "12')
     with pytest.raises(UserError, match="line 6 is incomplete"):
         list(log.entries())
+    assert len(list(log.entries(incomplete=True))) == 5
     log.append("update", round=6)
     assert list(log.entries())[-1].fields["removed_incomplete_bytes"] == 12
 

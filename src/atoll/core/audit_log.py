@@ -110,8 +110,11 @@ class AuditLog:
             raise UserError(disk_sentence(self.path, error)) from None
         return head
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self, incomplete: bool = False) -> Iterator[Entry]:
         """Yield all entries, each verified before it is yielded; none if there is no file.
+
+        Args:
+            incomplete: Whether to leave out an incomplete last line, which `append` removes.
 
         Raises:
             UserError: A line was changed, or lines are missing or in another order.
@@ -124,6 +127,8 @@ class AuditLog:
                 for number, line in enumerate(file, 1):
                     found = _LINE.fullmatch(line.removesuffix(b"\n"))
                     if not line.endswith(b"\n"):
+                        if incomplete:
+                            return
                         raise self._damaged(f"line {number} is incomplete, as a power failure leaves it")
                     if not found or _hash(before, b"{" + found.group(2)) != found.group(1).decode():
                         raise self._damaged(f"line {number} does not continue the lines before it")

@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 import torch
 
 from atoll.core.errors import UserError
-from atoll.engines.flower.local_privacy import LocalPrivacy
+from atoll.engines.flower.local_privacy import LocalPrivacy, joint_epsilon
 
 
 @pytest.fixture
@@ -80,6 +80,16 @@ def test_epsilon_is_that_of_the_gaussian_between_any_two_sets_of_images():
     assert delta(epsilon, 2 / 4.0) < 1e-5
     assert delta(0.7 * epsilon, 2 / 4.0) > 1e-5  # within 30% of the best
     assert privacy.epsilon(10) > 2 * epsilon
+
+
+def test_noise_of_different_size_is_accounted_for_update_by_update():
+    pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installed")
+    from dp_accounting import GaussianDpEvent, rdp
+
+    accountant = rdp.RdpAccountant([*range(2, 65), 80, 96, 128, 192, 256, 512])
+    for z in (0.7, 3.0, 3.0, 20.0):
+        accountant.compose(GaussianDpEvent(z / 2))
+    assert joint_epsilon([0.7, 3.0, 3.0, 20.0], 1e-6) == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-9)
 
 
 def test_a_clip_of_nothing_is_refused():

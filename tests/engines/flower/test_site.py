@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from atoll.core.errors import UserError
+from atoll.engines.flower import agreed
 from atoll.engines.flower.codec import tree
 from atoll.engines.flower.site import SiteSide
 from atoll.engines.flower.site_options import SiteOptions
@@ -150,3 +151,19 @@ def test_a_device_that_is_not_there_is_named_with_the_place_where_the_site_sets_
     options = SiteOptions.read({"site": "east", "data": "images", "device": device})
     with pytest.raises(UserError, match=r"^device in the --node-config "):
         options.recipe(load_recipe("digits-ssd"))
+
+
+def test_other_images_of_the_same_number_and_classes_are_refused_and_nothing_of_them_leaves(place, caplog):
+    play(sites(place), place, "train.rounds=1")
+    mine, theirs = (sorted((place / "images" / name).rglob("*.png")) for name in ("west", "east"))
+    kept = [path.read_bytes() for path in mine]
+    for path, other in zip(mine, theirs, strict=True):
+        path.write_bytes(other.read_bytes())
+    agreed._open.cache_clear()  # as if this were a process of its own
+    run = play(sites(place), place, "train.rounds=2", "train.min_accepted=0.5", resume=True)
+    assert run.metrics[-1]["lost"]["3"].startswith("the site's images have changed since it began this run")
+    for path, content in zip(mine, kept, strict=True):
+        path.write_bytes(content)
+    agreed._open.cache_clear()
+    run = play(sites(place), place, "train.rounds=3", "train.min_accepted=0.5", resume=True)
+    assert "lost" not in run.metrics[-1]

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from atoll.core.files import private_files
 from atoll.core.tree import Tree
 from atoll.engines.flower import codec
-from atoll.engines.flower.ledger import UPDATE, record_answer, updates_sent
+from atoll.engines.flower.ledger import PRIVACY, UPDATE, record_answer, spent, updates_sent
 from atoll.engines.flower.policy import PolicyError, WithdrawnError
 from atoll.engines.flower.secure_site import answer_keys, answer_reveal, answer_shares
 from atoll.engines.flower.site import SiteSide
@@ -88,16 +88,20 @@ def logged(side: SiteSide, kind: str, request: Tree, reply: Tree) -> Tree:
     log_of_site = side.options.audit_log
     if log_of_site is None:
         return reply
+    reply = dict(reply)
+    # As it was applied: the policy may have changed since.
+    privacy = reply.pop(PRIVACY, {})
     with log_of_site.held():
-        spent = {}
+        noise = {}
         if UPDATE in reply and (policy := side.options.read_policy()) is not None:
-            sent = updates_sent(log_of_site, reply["recipe"])
             try:
-                policy.check_updates_sent(sent)
-                spent = policy.spent(sent + 1)
+                policy.check_updates_sent(
+                    updates_sent(log_of_site, reply["recipe"], request.get("federation"))
+                )
+                noise = spent(log_of_site, privacy)
             except PolicyError as error:
                 reply = {"lost": str(error)}
-        head = record_answer(log_of_site, kind, request, reply, spent)
+        head = record_answer(log_of_site, kind, request, reply, noise)
     return {**reply, "log": head} if head else reply
 
 

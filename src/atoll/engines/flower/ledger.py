@@ -17,12 +17,14 @@ from atoll.core.errors import RunError
 from atoll.core.tree import Tree, named_bytes, num_bytes, placed_bytes
 from atoll.engines.callbacks import Callback
 from atoll.engines.federation import Federation
+from atoll.engines.flower.local_privacy import joint_epsilon
 from atoll.engines.record import Record
 from atoll.engines.server import Server
 
 ASKED, RECEIVED, LOST = "asked", "received", "lost"  # events at the coordinator
 SENT, REFUSED = "sent", "refused"  # outcomes at a site
 UPDATE = "update"  # event
+PRIVACY = "privacy"  # entry of a site's answer for its own log: the noise in the update
 MOST_LETTERS = 2**20  # limit for the names in a line of the coordinator's log; large models have a tenth
 
 
@@ -31,7 +33,7 @@ def record_answer(
     kind: str,
     request: Mapping[str, Tree],
     reply: Mapping[str, Tree],
-    spent: Mapping[str, float] | None = None,
+    spent: Mapping[str, object] | None = None,
 ) -> str | None:
     """Write a site's answer to a request into its audit log.
 
@@ -40,7 +42,7 @@ def record_answer(
         kind: The kind of request: ``"hello"``, ``"train"`` …
         request: The coordinator's request.
         reply: The answer.
-        spent: ε and δ of the site's updates so far, including this one, if the site adds noise to them.
+        spent: What `spent` says of the update.
 
     Returns:
         The hash of the line; None if there was nothing to write, because the site only requested missing data.
@@ -68,18 +70,48 @@ def round_of(request: Mapping[str, Tree]) -> dict[str, Tree]:
     return {} if found is None else {"round": found}
 
 
-def updates_sent(log: AuditLog | None, recipe: str) -> int:
-    """Number of updates that have left a site for a recipe, by its digest.
+def updates_sent(log: AuditLog | None, recipe: str, run: str | None = None) -> int:
+    """Number of updates that have left a site for a recipe, or in a run.
+
+    Args:
+        log: The site's log; None for none.
+        recipe: The recipe's digest.
+        run: Id of the run, whose recipe has another digest once the run is extended.
 
     Raises:
         UserError: The log was changed or is damaged.
     """
-    if log is None:
-        return 0
-    lines = (entry.fields for entry in log.entries())
-    return sum(
-        line["event"] == UPDATE and line.get("recipe") == recipe and line["outcome"] == SENT for line in lines
-    )
+    lines = _updates(log) if log is not None else ()
+    return sum(line.get("recipe") == recipe or (run is not None and line.get("run") == run) for line in lines)
+
+
+def spent(log: AuditLog, privacy: Mapping[str, float]) -> dict[str, object]:
+    """Describe the privacy of an update that is about to leave a site, for its line.
+
+    Args:
+        log: The site's log.
+        privacy: The fields of the `LocalPrivacy` with which the site made the update; empty if it added no noise.
+
+    Returns:
+        These fields, and ε of all updates of the log and this one, at this one's δ. ε is None, for infinity, if
+        updates have left without noise; their number is returned too. Empty if this one has no noise either.
+
+    Raises:
+        UserError: The log was changed or is damaged.
+    """
+    if not privacy:
+        return {}
+    earlier = [line.get("noise_multiplier") for line in _updates(log)]
+    noise = [z for z in earlier if isinstance(z, float)]
+    if bare := len(earlier) - len(noise):
+        return {**privacy, "epsilon": None, "updates_without_noise": bare}
+    return {**privacy, "epsilon": joint_epsilon([*noise, privacy["noise_multiplier"]], privacy["delta"])}
+
+
+def _updates(log: AuditLog) -> Iterator[dict[str, object]]:
+    """The lines of the updates that have left a site. Of an incomplete line, nothing has left."""
+    lines = (entry.fields for entry in log.entries(incomplete=True))
+    return (line for line in lines if line["event"] == UPDATE and line["outcome"] == SENT)
 
 
 def received(answer: Mapping[str, Tree]) -> dict[str, object]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -75,5 +76,18 @@ class LocalPrivacy(Options, section="policy.privacy"):
         return noisy
 
     def epsilon(self, rounds: int) -> float:
-        """Return ε after this number of rounds, between any two sets of images."""
-        return gaussian_epsilon(1.0, self.noise_multiplier / 2, rounds, self.delta)
+        """Return ε after this number of rounds, at least one, between any two sets of images."""
+        return joint_epsilon([self.noise_multiplier] * rounds, self.delta)
+
+
+def joint_epsilon(noise_multipliers: Sequence[float], delta: float) -> float:
+    """Compute ε of one or more updates with noise of different size, between any two sets of images.
+
+    Gaussian mechanisms with z_k compose to one with 1/z² = Σ_k 1/z_k² (their Rényi divergences add up).
+
+    Args:
+        noise_multipliers: z_k, the noise of each update in units of its clipping norm.
+        delta: δ at which ε is computed.
+    """
+    together = math.fsum(z**-2 for z in noise_multipliers) ** -0.5
+    return gaussian_epsilon(1.0, together / 2, 1, delta)

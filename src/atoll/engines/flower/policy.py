@@ -65,8 +65,8 @@ class Policy(Options, section="policy"):
             ``"samples"``, ``"parts.NAME"`` …; and ``"results"``, the numbers that the site measures on its held-out
             images.
         max_bytes: Maximum size of an answer in bytes.
-        max_rounds: Maximum number of updates that leave the site for a recipe, over all its runs; a round that runs
-            again counts again.
+        max_rounds: Maximum number of updates that leave the site for a recipe, over all its runs, and in a run,
+            whose recipe changes when it is extended; a round that runs again counts again.
         min_cohort: Minimum number of clients whose updates are aggregated, even if only the recipe's minimum
             (``train.min_accepted``) is accepted.
         hours: The hours in which the site trains and evaluates, in local time, such as ``"20:00-06:00"``.
@@ -109,7 +109,7 @@ class Policy(Options, section="policy"):
         """
         self._check_withdrawn()
         digest = recipe_digest(recipe)
-        if self.recipes is not None and digest not in self.recipes:
+        if self.recipes is not None and digest not in map(str.lower, self.recipes):
             raise PolicyError(
                 f"the site's policy does not list this recipe ({digest}); its owner adds the hash to recipes in "
                 "policy.toml after reading `atoll egress`"
@@ -197,12 +197,6 @@ class Policy(Options, section="policy"):
                 f"the site has sent {sent} updates for this recipe, as many as its policy allows"
             )
 
-    def spent(self, updates: int) -> dict[str, float]:
-        """ε and δ of this number of updates for a recipe, if the site adds noise to them; for its audit log."""
-        if self.privacy is None:
-            return {}
-        return {"epsilon": self.privacy.epsilon(updates), "delta": self.privacy.delta}
-
     def outgoing(self, update: dict[str, Tree], received: Weights) -> dict[str, Tree]:
         """Return the update as it may leave the site: with noise, if the policy requires it, and checked.
 
@@ -282,7 +276,7 @@ def _check_module(module: str, allowed: str) -> None:
             raise PolicyError(f"the module {top!r} is not installed at the site, and its policy demands that")
     elif inner or (spec is not None and spec.submodule_search_locations):
         raise PolicyError(f"{module!r} is in a package, and the site's policy can list it as installed only")
-    elif hashlib.sha256(read_bytes(origin)).hexdigest() != allowed:
+    elif hashlib.sha256(read_bytes(origin)).hexdigest() != allowed.lower():
         raise PolicyError(f"the file of the module {module!r} is not the one that the site's policy lists")
     else:  # otherwise, bytecode that came with the file would be imported in its place
         Path(importlib.util.cache_from_source(str(origin))).unlink(missing_ok=True)

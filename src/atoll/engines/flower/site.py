@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atoll.aggregation.secure_sum import SecureSum
@@ -31,10 +31,11 @@ from atoll.engines.federation import Federation
 from atoll.engines.flower.agreed import Agreed, client_side, digest_of, site_partition
 from atoll.engines.flower.enrolment import FORMAT
 from atoll.engines.flower.launcher import launch
-from atoll.engines.flower.ledger import updates_sent
+from atoll.engines.flower.ledger import PRIVACY, UPDATE, updates_sent
 from atoll.engines.flower.policy import Policy
 from atoll.engines.flower.secure_site import masked_update
 from atoll.engines.flower.site_errors import SiteError
+from atoll.engines.flower.site_images import check_images
 from atoll.engines.flower.site_options import SiteOptions
 from atoll.evaluation import evaluate
 from atoll.recipe.recipe import read_recipe
@@ -57,9 +58,14 @@ class SiteSide:
 
     def hello(self, request: Tree) -> Tree:
         """Report the site's name, the number of its images, and their classes."""
-        if request["format"] != FORMAT or request["version"] != VERSION:
-            theirs = request.get("version", f"with messages of format {request['format']}")
+        theirs = request.get("version", f"with messages of format {request['format']}")
+        if theirs != VERSION:
             return {"lost": f"the coordinator runs Atoll {theirs}, and this site {VERSION}; install the same"}
+        if request["format"] != FORMAT:  # between two commits of one version
+            return {
+                "lost": f"the coordinator and this site run Atoll {VERSION}, and their messages have the formats "
+                f"{request['format']} and {FORMAT}; install the same commit"
+            }
         policy = self.options.read_policy()
         if policy is not None:
             policy.check_text(request["recipe"])
@@ -107,8 +113,10 @@ class SiteSide:
         policy = self._policy(request)
         opened = client_side(agreed, self.options, message["client"])
         federation, client = opened.federation, opened.client
+        self._check_images(request, federation.splits, message["kept"])
         if policy is not None:
-            policy.check_updates_sent(updates_sent(self.options.audit_log, opened.recipe_digest))
+            sent_before = updates_sent(self.options.audit_log, opened.recipe_digest, request["federation"])
+            policy.check_updates_sent(sent_before)
         with standard_settings(), threads(federation.recipe.engine.threads):
             states = self._states(request)
             retained = None
@@ -133,7 +141,8 @@ class SiteSide:
             if stateful:
                 states.save(message["client"], message["round"], state)
                 states.prune({message["client"]: request["needed"]})
-            return {"update": sent, "recipe": opened.recipe_digest}
+            privacy = asdict(policy.privacy) if policy is not None and policy.privacy else {}
+            return {UPDATE: sent, "recipe": opened.recipe_digest, PRIVACY: privacy}
 
     def _policy(self, request: Tree) -> Policy | None:
         """Return the owner's policy, after checking that it allows a round now, with its cohort; None if unset."""
@@ -156,6 +165,7 @@ class SiteSide:
                 return {"results": {}, "images": 0}
         federation = client_side(agreed, self.options, client).federation
         recipe, splits = federation.recipe, federation.splits
+        self._check_images(request, splits, valid)
         held = _held_out(splits)
         if held is None:
             return {"results": {}, "images": 0}
@@ -185,6 +195,11 @@ class SiteSide:
                 raise SiteError(_unfit("an 'agreed' that does not fit its 'digest'"))
             save(agreed.path, request["agreed"])
         return agreed if agreed.path.is_file() else None
+
+    def _check_images(self, request: Tree, splits: Splits, accepted: int) -> None:
+        """Refuse to go on with other images once a round, ``accepted``, has counted this site's."""
+        if self.options.site:
+            check_images(self.folder_of(request), splits, begun=accepted > 0)
 
     def _lost_state(self, federation: str, round: int, error: UserError) -> Tree:
         """Answer that the client state is lost; the client is reset only if the site's configuration allows it.
