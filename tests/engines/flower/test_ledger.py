@@ -289,7 +289,6 @@ def test_a_key_of_ssh_keygen_is_read_as_flower_reports_it(tmp_path):
         ("[keys", "is not valid TOML"),
         ("[keys]\neast = 1", "sites.keys.east"),
         ("[keys]\n[other]", "other"),
-        ('[keys]\n[revoked]\nwest = "x"', "revokes 'west', which is not one of its [keys]"),
     ],
 )
 def test_a_wrong_file_of_keys_is_said(tmp_path, text, words):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from atoll.components.declaration import LARGEST, MOST_IMAGES
-from atoll.core.environment import Environment
+from atoll.core.environment import Environment, difference
 from atoll.core.text import clean, one_line
 from atoll.core.tree import Tree
 from atoll.engines.flower.exchange import Lost
@@ -33,6 +33,7 @@ class Site:
         version: Version of Atoll at the site.
         environment: The facts on which the last bits of its results depend (see `atoll.core.environment`).
         withdrawn: Whether it has left the run for good.
+        excluded: Whether the coordinator's file of keys excludes it, which has been logged.
     """
 
     name: str
@@ -44,6 +45,44 @@ class Site:
     version: str = ""
     environment: Environment = field(default_factory=dict)
     withdrawn: bool = False
+    excluded: bool = False
+
+    @classmethod
+    def restored(cls, record: Mapping[str, Tree]) -> Site:
+        """Make the site of an interrupted run from its record, which holds its fields; its node is unknown.
+
+        Raises:
+            KeyError: The record is incomplete.
+        """
+        return cls(
+            **{name: record[name] for name in ("name", "key", "train", "test", "classes")},
+            **{name: record[name] for name in ("environment", "withdrawn", "excluded") if name in record},
+        )
+
+    def changed(self, now: Site, other_environment: bool, other_images: bool) -> str | None:
+        """Reason why a site cannot go on as it comes back now; None if it can.
+
+        Args:
+            now: The site as it describes itself now.
+            other_environment: Whether it may have changed its environment.
+            other_images: Whether it may have changed its images.
+        """
+        # Runs of the first versions have no record of the environments.
+        known = self.environment and not other_environment
+        if known and (change := difference(self.environment, now.environment)):
+            return (
+                f"{self.name!r} took part with {change}; restart it in the same environment, or set "
+                "other-environment = true in the app"
+            )
+        if not other_images and (was := self._images()) != (has := now._images()):
+            return (
+                f"{self.name!r} took part with {was}, and has {has}; restore its images, or start a new run"
+            )
+        return None
+
+    def _images(self) -> str:
+        classes = f" of the classes {', '.join(self.classes)}" if self.classes else ""
+        return f"{self.train:,} training and {self.test:,} held-out images{classes}"
 
 
 def all_classes(sites: Sequence[Site]) -> list[str]:

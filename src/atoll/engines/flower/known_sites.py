@@ -7,11 +7,14 @@
     [revoked]                       # a site's name and the reason, which the site is told
     west = "its disk was stolen"
 
-The file is read again before every round, so a key can be revoked during a run.
+The file is read again before every round, and decides who takes part in it. During a run, a site leaves if it is
+revoked, if its line is deleted or if its key is replaced; with its new key, it comes back as the same client.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from atoll.core.config import Options, build, parse_toml
 from atoll.core.errors import UserError
 from atoll.core.files import read_bytes
 from atoll.core.text import clean
+
+log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,32 @@ class KnownSites(Options, section="sites"):
         """Read the file.
 
         Raises:
-            UserError: The file cannot be read or does not have this form, or a key is not a public key.
+            UserError: The file cannot be read or does not have this form, a key is not a public key, or two sites
+                have the same one.
         """
         table = parse_toml(read_bytes(path), str(path))
         if "keys" not in table:
             raise UserError(f"{path} has no table [keys]; list each site's name with its public key there")
         made = build(cls, table)
-        for site in made.revoked:
-            if site not in made.keys:
-                raise UserError(f"{path} revokes {site!r}, which is not one of its [keys]")
+        sites: dict[str, str] = {}  # by key
         for site in made.keys:
-            made.key(site)
+            if (other := sites.setdefault(made.key(site), site)) != site:
+                raise UserError(
+                    f"{path} gives {other!r} and {site!r} the same key; copy the line of each site's own .pub file"
+                )
         return made
+
+    def read_again(self, path: Path) -> KnownSites:
+        """Read the file again; while it is invalid, half-edited perhaps, its last valid content stays in use."""
+        try:
+            return KnownSites.read(path)
+        except UserError as error:
+            log.warning(
+                "%s; the sites' keys are as they were: a site that the edit should exclude STILL TAKES PART until "
+                "the file is correct",
+                error,
+            )
+            return self
 
     def key(self, site: str) -> str:
         """Public key of a site in hex, as Flower reports it.
@@ -70,14 +89,16 @@ class KnownSites(Options, section="sites"):
 
     def refuse(self, site: str, key: str) -> str | None:
         """Reason why a node with this key cannot be this site; None if it can."""
-        if site not in self.keys:
-            return f"{site!r} is not one of the sites in sites.toml"
-        if key != self.key(site):
-            return f"its key is not the one that sites.toml binds to {site!r}"
-        return self.why_revoked(site)
+        if reason := self.exclude(site):
+            return reason
+        return None if key == self.key(site) else f"its key is not the one that sites.toml binds to {site!r}"
 
-    def why_revoked(self, site: str) -> str | None:
-        """Reason why a site may no longer take part; None if it may."""
-        return (
-            f"the key of {site!r} was revoked: {clean(self.revoked[site])}" if site in self.revoked else None
-        )
+    def exclude(self, site: str) -> str | None:
+        """Reason why a site cannot take part with any key; None if it can."""
+        if site in self.revoked:
+            return f"the key of {site!r} was revoked: {clean(self.revoked[site])}"
+        return None if site in self.keys else f"{site!r} is not one of the sites in sites.toml"
+
+    def unknown(self, sites: Iterable[str]) -> set[str]:
+        """Revoked names that have no key and are none of these sites, as a misspelt name is."""
+        return self.revoked.keys() - self.keys.keys() - set(sites)

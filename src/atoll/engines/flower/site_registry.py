@@ -19,7 +19,6 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from atoll.core.audit_log import AuditLog
-from atoll.core.environment import Environment, difference
 from atoll.core.errors import UserError
 from atoll.core.provenance import version
 from atoll.core.tree import Tree
@@ -72,7 +71,7 @@ class SiteRegistry:
         # Of nodes that have not answered yet, with their keys.
         self._hellos: dict[int, tuple[Exchange, str]] = {}
         self._known = KnownSites.read(self.keys) if self.keys is not None else None
-        self._told: set[str] = set()  # sites that know that they are excluded
+        self._misspelt: set[str] = set()  # revoked names that no site has, each of which is told once
         self._remind_at = 0.0
 
     def gather(self, count: int, seconds: float) -> None:
@@ -127,19 +126,18 @@ class SiteRegistry:
                     self._record_joined(site)
                     has = f" with {site.train} images" if self.sites else ""
                     log.info("site %s takes part%s (%d of %d)", site.name, has, len(found), count)
-            names = sorted(set(self._known.keys) - set(found)) if self._known is not None else []
-            self._remind(
-                f"{count - len(found)} of {count} sites" + (f" ({', '.join(names)})" if names else "")
-            )
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            if missing := count - len(found):
+                names = sorted(set(self._known.keys) - set(found)) if self._known is not None else []
+                self._remind(f"{missing} of {count} sites" + (f" ({', '.join(names)})" if names else ""))
+                time.sleep(SECONDS_BETWEEN_LOOKS)
         return found
 
     def refresh(self) -> None:
         """Ask new nodes for their names, and assign those that have answered to sites.
 
         If the node of a site has come back, it is examined first, and the round waits for it once, for up to a
-        minute; it does not wait for new nodes. The file of the sites' keys is read again, and sites with revoked
-        keys are notified.
+        minute; it does not wait for new nodes. The file of the sites' keys is read again, and sites that it
+        excludes are notified.
         """
         self._read_keys()
         ends = time.monotonic() + SECONDS_TO_EXAMINE
@@ -156,31 +154,33 @@ class SiteRegistry:
 
     def _assign(self) -> None:
         """Ask new nodes, and assign those that have answered to sites."""
-        sites = {site.name: site for site in self.clients}
+        sites, nodes = {site.name: site for site in self.clients}, self._nodes()
         for node, site in self._receive():
             known = sites.get(site.name)
             if known is None:
                 self._refuse(node, site.name, "it is not one of the sites that the run was started with")
-            elif self.sites and known.key and known.key != site.key:  # a simulation's nodes draw new keys
+                continue
+            # A simulation's nodes draw new keys. With a file of keys, this node has the site's, and the node before
+            # is excluded if it has another, even if it is still connected.
+            new_key = self.sites > 0 and known.key not in ("", site.key)
+            if new_key and self._known is None:
                 self._refuse(node, site.name, f"{site.name!r} takes part with another key")
-            elif known.node is not None and known.node != node and known.node in self._nodes():
+            elif not new_key and known.node not in (None, node) and known.node in nodes:
                 self._refuse(node, site.name, f"another node already takes part as {site.name!r}")
-            elif not self.other_environment and (change := _changed(known.environment, site.environment)):
-                reason = f"{site.name!r} took part with {change}; restart it in the same environment"
-                self._refuse(node, known.name, f"{reason}, or set other-environment = true in the app")
-            elif self.sites and (was := _images(known)) != (now := _images(site)):
-                reason = f"{site.name!r} took part with {was}, and has {now}"
-                self._refuse(node, known.name, f"{reason}; restore its images, or start a new run")
+            elif reason := known.changed(site, self.other_environment, other_images=not self.sites):
+                self._refuse(node, known.name, reason)
             elif known.node != node:
                 known.node, known.environment, known.version = node, site.environment, site.version
+                known.key = site.key if self._known is not None else known.key
                 self._record_joined(known)
+                self._judge(known)
 
     def excluded(self, client: int) -> str | None:
         """Reason why a client no longer gets requests; None if it takes part."""
         site = self.clients[client]
         if site.withdrawn:
             return f"{site.name!r} has withdrawn"
-        return self._known.why_revoked(site.name) if self._known is not None else None
+        return self._known.refuse(site.name, site.key) if self._known is not None else None
 
     def withdraw(self, client: int) -> None:
         """Record that a site has left the run for good."""
@@ -219,25 +219,20 @@ class SiteRegistry:
         """
         try:
             self.federation = str(record["federation"])
-            self.clients = [
-                Site(
-                    **{name: site[name] for name in ("name", "key", "train", "test", "classes")},
-                    environment=site.get("environment", {}),
-                    withdrawn=site.get("withdrawn", False),
-                )
-                for site in record["sites"]
-            ]
+            self.clients = [Site.restored(site) for site in record["sites"]]
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"sites.json in the run's folder is damaged ({error!r}); restore it from a copy"
             ) from None
 
     def _missing(self) -> list[str]:
-        """Names of the sites of an interrupted run that have not connected again."""
+        """Names of the sites of an interrupted run that have not connected again and may, with any key."""
         return [
             site.name
-            for client, site in enumerate(self.clients)
-            if site.node is None and not self.excluded(client)
+            for site in self.clients
+            if site.node is None
+            and not site.withdrawn
+            and (self._known is None or not self._known.exclude(site.name))
         ]
 
     def _remind(self, missing: str) -> None:
@@ -246,22 +241,31 @@ class SiteRegistry:
             log.info("waiting for %s", missing)
 
     def _read_keys(self) -> None:
-        """Read the keys again, and tell the sites whose keys have been revoked."""
-        if self.keys is None or self._known is None:
-            return
-        try:
-            self._known = KnownSites.read(self.keys)
-        except UserError as error:  # half-edited, perhaps: the last valid content stays in use
-            log.warning("%s; the sites' keys are as they were", error)
+        """Read the keys again, and judge each site by them."""
+        if self.keys is not None and self._known is not None:
+            self._known = self._known.read_again(self.keys)
+            unknown = self._known.unknown(site.name for site in self.clients)
+            for name in sorted(unknown - self._misspelt):
+                log.warning(
+                    "sites.toml revokes %r, which names no site; correct the name if one was meant", name
+                )
+            self._misspelt |= unknown
         for site in self.clients:
-            reason = self._known.why_revoked(site.name)
-            if reason and site.name not in self._told:
-                self._told.add(site.name)
-                log.warning("%s; it is asked no more", reason)
-                self.record("revoked", site=site.name, why=reason)
-                if site.node in self._nodes():
-                    farewell = {"federation": self.federation, "reason": reason}
-                    Exchange(self.grid, SECONDS_TO_ANSWER).send(0, site.node, f"{QUERY}.farewell", farewell)
+            self._judge(site)
+
+    def _judge(self, site: Site) -> None:
+        """Tell a site that the file of keys excludes it, and record this, or that it is admitted again."""
+        reason = self._known.refuse(site.name, site.key) if self._known is not None else None
+        if reason and not site.excluded:
+            log.warning("%s; it is asked no more", reason)
+            self.record("revoked", site=site.name, why=reason)
+            if site.node in self._nodes():
+                farewell = {"federation": self.federation, "reason": reason}
+                Exchange(self.grid, SECONDS_TO_ANSWER).send(0, site.node, f"{QUERY}.farewell", farewell)
+        elif site.excluded and not reason:
+            log.warning("%s is no longer excluded, and takes part again once it is connected", site.name)
+            self.record("readmitted", site=site.name)
+        site.excluded = reason is not None
 
     def _record_joined(self, site: Site) -> None:
         if site.version != version():
@@ -314,10 +318,14 @@ class SiteRegistry:
         if isinstance(answer, Lost) or answer.get("withdrawn") is not True:
             return False
         for client, site in enumerate(self.clients):
-            if site.name == claimed_name(answer) and site.key in ("", key):
+            if site.name == claimed_name(answer) and self._is_key_of(site, key):
                 self.withdraw(client)
                 return True
         return False
+
+    def _is_key_of(self, site: Site, key: str) -> bool:
+        """Whether a node with this key speaks for a site."""
+        return site.key in ("", key) if self._known is None else not self._known.refuse(site.name, key)
 
     def _refuse(self, node: int, name: str, reason: str) -> None:
         """Log a refusal once, and ask again after increasing pauses, because each request starts a process."""
@@ -334,13 +342,3 @@ class SiteRegistry:
             log.warning("node %d%s cannot take part: %s", node, who, reason)
             self.turned_away.append(record)
             self.record("refused", **record)
-
-
-def _images(site: Site) -> str:
-    classes = f" of the classes {', '.join(site.classes)}" if site.classes else ""
-    return f"{site.train:,} training and {site.test:,} held-out images{classes}"
-
-
-def _changed(before: Environment, now: Environment) -> str | None:
-    """How a site's environment differs from that of its earlier rounds; None if it does not, or is unknown."""
-    return difference(before, now) if before else None

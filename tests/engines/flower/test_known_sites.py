@@ -1,0 +1,196 @@
+"""The file of the sites' keys, which decides before each round who takes part."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
+
+from atoll.core.audit_log import AuditLog
+from atoll.core.errors import UserError
+from atoll.engines.flower.known_sites import KnownSites
+from atoll.engines.flower.site_registry import SiteRegistry
+from tests.engines.flower.deployment import SITES
+from tests.engines.flower.grid import FakeGrid
+from tests.engines.flower.site_runs import play, site, sites
+from tests.engines.flower.test_ledger import SETTINGS, keyed, lines, public_key  # noqa: F401
+from tests.engines.flower.test_policy import place  # noqa: F401
+from tests.engines.flower.test_site_registry import clock, saying  # noqa: F401
+
+NEW = public_key()
+
+
+def deleted(text):
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("west"))
+
+
+def replaced(text):
+    return deleted(text) + f'west = "{NEW[0]}"\n'
+
+
+def moved(text):
+    return deleted(text) + '[revoked]\nwest = "stolen"\n'
+
+
+def revoked(text):
+    return text + '[revoked]\nwest = "stolen"\n'
+
+
+GONE = "'west' is not one of the sites in sites.toml"
+OTHER_KEY = "its key is not the one that sites.toml binds to 'west'"
+REVOKED = "the key of 'west' was revoked: stolen"
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [(deleted, GONE), (replaced, OTHER_KEY), (moved, REVOKED)],
+    ids=lambda one: str(one)[:20],
+)
+def test_a_site_that_the_edited_file_excludes_is_told_and_asked_no_more(place, keyed, caplog, edit, reason):  # noqa: F811
+    grid, path = keyed
+    west, asked = grid.nodes[13], []
+
+    def edit_in_the_first_round(message):
+        asked.append(message.metadata.message_type)
+        if message.metadata.message_type == "train":
+            path.write_text(edit(path.read_text()))
+        return west(message)
+
+    grid.nodes[13] = edit_in_the_first_round
+    run = play(grid, place, *SETTINGS, keys=str(path))
+    sent = [kind for node, kind, _ in grid.sent if node == 13]
+    assert sent == ["query.hello", "evaluate", "train", "query.farewell"]
+    assert run.metrics[-1]["lost"] == {"3": reason}
+    assert [line["clients"] for line in run.metrics[1:]] == [4, 3, 3]
+    assert [line["why"] for line in lines(run.folder / "audit.jsonl", "revoked")] == [reason]
+    assert caplog.text.count(f"{reason}; it is asked no more") == 1
+
+
+def test_a_site_comes_back_with_its_new_key_as_the_same_client_in_the_run(place, keyed):  # noqa: F811
+    grid, path = keyed
+    west = grid.nodes[13]
+
+    def replace_the_key_in_the_first_round(message):
+        if message.metadata.message_type == "train":
+            path.write_text(replaced(path.read_text()))
+            # The node with the old key stays connected.
+            grid.nodes[23], grid.keys[23] = site(23, "west", place), NEW[1]
+        return west(message)
+
+    grid.nodes[13] = replace_the_key_in_the_first_round
+    run = play(grid, place, *SETTINGS, keys=str(path))
+    assert [kind for node, kind, _ in grid.sent if node == 13][-1] == "query.farewell"
+    assert run.metrics[-1]["clients"] == 4
+    west = run.read_json("sites.json")["sites"][3]
+    assert (west["client"], west["name"], west["key"], west["node"]) == (3, "west", NEW[1].hex(), 23)
+    about_west = [line for line in lines(run.folder / "audit.jsonl") if line.get("site") == "west"]
+    events = [line["event"] for line in about_west if line["event"] not in ("asked", "received")]
+    assert events == ["joined", "revoked", "joined", "readmitted"]
+
+
+def test_a_resumed_run_waits_for_a_site_with_a_new_key(place, keyed):  # noqa: F811
+    grid, path = keyed
+    play(grid, place, *SETTINGS, "train.rounds=1", keys=str(path))
+    path.write_text(replaced(path.read_text()))
+    again, looks = sites(place), []
+    again.keys = grid.keys
+    del again.nodes[13]
+    online = again.get_nodes
+
+    def connect_later():
+        looks.append(1)
+        if len(looks) == 5:
+            again.nodes[23], again.keys[23] = site(23, "west", place), NEW[1]
+        return online()
+
+    again.get_nodes = connect_later
+    run = play(again, place, *SETTINGS, "train.rounds=2", resume=True, keys=str(path), wait=20.0)
+    assert run.metrics[-1]["clients"] == 4
+
+
+def test_without_the_file_another_key_under_a_name_is_still_refused(place, keyed):  # noqa: F811
+    grid, path = keyed
+    play(grid, place, *SETTINGS, "train.rounds=1", keys=str(path))
+    grid.keys[13] = NEW[1]
+    run = play(grid, place, *SETTINGS, "train.rounds=2", resume=True, wait=1.0)
+    assert run.metrics[-1]["lost"] == {"3": "its site is not connected"}
+    assert run.read_json("sites.json")["turned_away"][-1]["reason"] == "'west' takes part with another key"
+
+
+@pytest.fixture
+def registry(tmp_path, keyed, clock):  # noqa: F811
+    """A registry of sites that have enrolled, which only say their names; and the file of their keys."""
+    grid, path = keyed
+    grid.nodes = {10 + k: saying(name, [], clock) for k, name in enumerate(SITES)}
+    made = SiteRegistry(grid, "", 4, path, audit=AuditLog(tmp_path / "audit.jsonl"))
+    made.gather(4, 10.0)
+    return made, path
+
+
+@pytest.mark.parametrize("edit", [deleted, replaced, moved, revoked])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_site_is_admitted_again_when_the_edit_is_taken_back(registry, caplog, edit, restarted):
+    made, path = registry
+    whole = path.read_text()
+    path.write_text(edit(whole))
+    made.refresh()
+    assert made.excluded(3)
+    assert 3 not in made.connected()
+    if restarted:
+        before, made = made, SiteRegistry(made.grid, "", 4, path, audit=made.audit)
+        made.restore(json.loads(before.to_json()))
+    path.write_text(whole)
+    made.refresh()
+    made.refresh()
+    assert made.connected() == {0: 10, 1: 11, 2: 12, 3: 13}
+    assert len(lines(made.audit.path, "revoked")) == 1
+    assert [line["site"] for line in lines(made.audit.path, "readmitted")] == ["west"]
+    assert caplog.text.count("west is no longer excluded, and takes part again") == 1
+
+
+def test_an_invalid_edit_excludes_nobody_and_the_log_says_so(registry, caplog):
+    made, path = registry
+    path.write_text(deleted(path.read_text()) + "[revoked]\nwest = stolen\n")
+    made.refresh()
+    assert 3 in made.connected()
+    assert "a site that the edit should exclude STILL TAKES PART until the file is correct" in caplog.text
+
+
+def test_a_revoked_name_that_no_site_has_is_told_once(registry, caplog):
+    made, path = registry
+    path.write_text(deleted(path.read_text()) + '[revoked]\nwest = "stolen"\neats = "stolen"\n')
+    made.refresh()
+    made.refresh()
+    assert not made.excluded(0)
+    assert caplog.text.count("sites.toml revokes 'eats', which names no site") == 1
+    assert "revokes 'west'" not in caplog.text
+
+
+def test_a_new_run_without_a_site_may_name_it_as_revoked(place, keyed):  # noqa: F811
+    grid, path = keyed
+    path.write_text(moved(path.read_text()))
+    run = play(grid, place, *SETTINGS, "train.rounds=1", keys=str(path), sites=3)
+    assert [one["name"] for one in run.read_json("sites.json")["sites"]] == ["east", "north", "south"]
+    (turned,) = run.read_json("sites.json")["turned_away"]
+    assert (turned["name"], turned["reason"]) == ("west", REVOKED)
+
+
+def test_two_names_with_one_key_are_refused(tmp_path):
+    path = tmp_path / "sites.toml"
+    path.write_text(f'[keys]\neast = "{NEW[0]} a comment"\nwest = "{NEW[0]}"\n')
+    with pytest.raises(UserError, match=r"sites\.toml gives 'east' and 'west' the same key; copy the line"):
+        KnownSites.read(path)
+
+
+def test_the_last_site_ends_the_reminders(clock, caplog):  # noqa: F811
+    caplog.set_level("INFO")
+    late = saying("east", [], clock)
+
+    def after_a_minute(message):
+        clock.now += 60.0
+        return late(message)
+
+    SiteRegistry(FakeGrid({7: after_a_minute}), "", 1).gather(1, 100.0)
+    assert "waiting for" not in caplog.text
