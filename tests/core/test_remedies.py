@@ -50,6 +50,10 @@ def test_a_resumed_run_writes_again_what_the_advice_lets_the_user_delete(finishe
 def test_each_file_has_its_own_remedy():
     run = Path("runs/x")
     assert remedy(run / "recipe.toml") == "restore it from a copy, or start the run again with --restart"
+    restart = "restore it from a copy, or start the run again with --restart"
+    assert remedy(run / "sites.json") == restart
+    assert missing(run / "sites.json") == f"{run}/sites.json is missing; {restart}"
+    assert missing(run / "audit.jsonl").endswith("restore it from a copy, or go on without its lines so far")
     assert remedy(run / "models/round-000001/global.safetensors") == "restore it from a copy"
     assert remedy(run / "detection/voc/results.json") == "delete it and run atoll detect again"
     assert remedy(run / "evaluation-seed7.json") == "delete it and run atoll evaluate again"

@@ -18,7 +18,7 @@ from atoll.core.digests import is_sealed_text
 from atoll.core.errors import UserError
 from atoll.core.kept_models import FOLDER as MODELS
 from atoll.core.remedies import damaged, missing, remedy
-from atoll.core.run_folder import DETECTION, ENVIRONMENT, NEIGHBOURS, Run
+from atoll.core.run_folder import DETECTION, ENVIRONMENT, NEIGHBOURS, SITES, Run, is_of_sites
 from atoll.core.tree import load, sealed
 from atoll.engines.client_states import label
 from atoll.engines.state_packs import read_place, read_table
@@ -90,6 +90,10 @@ def _needed(run: Run) -> Iterator[Path]:
             yield run.folder / "evaluation.json"
     if run.results.get("model") is not None:
         yield run.encoder_path
+    if run.completed_rounds() and is_of_sites(run.read_json(run.partition_path.name) or {}):
+        yield run.folder / SITES
+        if _has_digest(run.recipe_path):  # Atoll 0.1 kept no audit log
+            yield run.folder / AUDIT
 
 
 def _lost_lines(run: Run) -> list[str]:

@@ -14,18 +14,21 @@ class _Remedy(NamedTuple):
     """What to do about a file.
 
     Attributes:
-        then: What to do once the damaged file is deleted; empty if only a copy restores it.
+        then: What to do once the damaged file is deleted; empty if that does not help.
         copy: Whether a copy is better.
+        restart: Whether the run cannot go on without the file.
     """
 
     then: str
     copy: bool = False
+    restart: bool = False
 
     def sentence(self, first: str) -> str:
         """Describe the remedy; ``first`` precedes what to do, such as the deletion of a damaged file."""
         ways = (
             *(["restore it from a copy"] if self.copy else []),
             *([first + self.then] if self.then else []),
+            *([RESTART.removeprefix("or ")] if self.restart else []),
         )
         return ", or ".join(ways)
 
@@ -33,6 +36,11 @@ class _Remedy(NamedTuple):
 _USUAL = _Remedy("resume the run, which writes it again")
 _EVALUATED = _Remedy("resume the run without its evaluation.json, which writes both again")
 _REMEDIES = {  # by the end of a path
+    "recipe.toml": _Remedy("", copy=True, restart=True),  # without which the folder holds no run
+    "sites.json": _Remedy(
+        "", copy=True, restart=True
+    ),  # has the run's id, by which the sites find their states
+    "audit.jsonl": _Remedy("go on without its lines so far", copy=True),
     "metrics.jsonl": _Remedy("go on without the curves so far", copy=True),
     "environment.json": _Remedy("resume the run with --other-environment", copy=True),
     "evaluation-*.json": _Remedy("run atoll evaluate again"),
@@ -46,8 +54,6 @@ _REMEDIES = {  # by the end of a path
 
 def remedy(path: Path) -> str:
     """Say what to do about a damaged file of a run."""
-    if path.name == "recipe.toml":  # without which the folder holds no run
-        return f"restore it from a copy, {RESTART}"
     return _of(path).sentence("delete it and ")
 
 

@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
+from atoll.commands.check import check_run
 from atoll.commands.export import provenance
+from atoll.core.errors import UserError
 from atoll.report.comparison import comparison_cells
 from atoll.report.page import write_report
 from tests.engines.flower.deployment import one_folder
@@ -74,3 +76,37 @@ def test_the_site_decides_what_it_trains_on(place):
         sites(place), place, "train.rounds=1", "data.train_split=test", "data.test_split=train", out="swapped"
     )
     assert same(final_models(expected), final_models(there))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda path: path.unlink(), "sites.json is missing; restore it from a copy, or start the run again"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-9]),
+            r"sites.json is damaged .*; restore it from a copy",
+        ),
+    ],
+)
+def test_a_run_that_lost_its_record_of_the_sites_is_refused_and_goes_on_with_a_copy(place, spoil, sentence):
+    run = play(sites(place), place, "train.rounds=1")
+    path = run.folder / "sites.json"
+    copy = path.read_bytes()
+    spoil(path)
+    before = {one: one.read_bytes() for one in run.folder.rglob("*") if one.is_file()}
+    with pytest.raises(UserError, match=sentence):
+        play(sites(place), place, "train.rounds=2", resume=True)
+    assert {one: one.read_bytes() for one in run.folder.rglob("*") if one.is_file()} == before
+    path.write_bytes(copy)
+    assert play(sites(place), place, "train.rounds=2", resume=True).metrics[-1]["clients"] == 4
+
+
+def test_the_check_of_a_run_of_sites_misses_its_records(place):
+    run = play(sites(place), place, "train.rounds=1")
+    assert not check_run(run).damaged
+    for name in ("sites.json", "audit.jsonl"):
+        whole = (run.folder / name).read_bytes()
+        (run.folder / name).unlink()
+        (sentence,) = check_run(run).damaged
+        assert sentence.startswith(f"{run.folder / name} is missing; restore it from a copy")
+        (run.folder / name).write_bytes(whole)

@@ -14,7 +14,8 @@ from flwr.serverapp import Grid
 from atoll.core.audit_log import FILE as AUDIT
 from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
-from atoll.core.run_folder import SITES, Run, fingerprint_of_sites
+from atoll.core.remedies import missing
+from atoll.core.run_folder import SITES, Run, fingerprint_of_sites, is_of_sites
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
 from atoll.data.source_warnings import two_forms
@@ -66,13 +67,18 @@ class FlowerEngine:
         A run is bound to its sites only once a round is complete; before, it keeps only its id.
 
         Raises:
-            UserError: Too few sites connected, the recipe does not fit them, or another process uses the folder.
+            UserError: Too few sites connected, the recipe does not fit them, the record of the sites is lost, or
+                another process uses the folder.
         """
         run = Run(folder)
         with run.locked():  # before waiting, and before this process writes into the run's audit log
             pass
         self._registry.audit = AuditLog(folder / AUDIT)
         record = None if restart else run.read_json(SITES)
+        if record is None and not restart and self.at_sites and run.started():
+            partition = run.read_json(run.partition_path.name)
+            if partition is None or is_of_sites(partition):
+                raise UserError(missing(folder / SITES))
         if record is not None:
             self._registry.restore(record)
             if not run.started():
