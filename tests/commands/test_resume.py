@@ -141,6 +141,13 @@ def test_a_run_whose_loss_follows_the_number_of_rounds_is_not_extended(tmp_path,
     assert longer.encoder_path.read_bytes() == straight.encoder_path.read_bytes()
 
 
+def test_a_resumed_run_may_accept_a_smaller_share_of_updates_and_no_larger_one(folder):
+    with pytest.raises(UserError, match=r"started with train\.min_accepted = 0\.5, .* may only lower it"):
+        resume(folder, "train.min_accepted=0.6")
+    run = resume(folder, "train.min_accepted=0.4")
+    assert (run.completed_rounds(), recipe_of(run).train.min_accepted) == (3, 0.4)
+
+
 def test_a_method_that_has_changed_does_not_continue_a_run_unless_allowed(own_method, tmp_path):
     settings = (*SETTINGS, "method.name=owned:METHOD")
     run_tiny(tmp_path / "run", *settings)

@@ -192,7 +192,7 @@ def test_a_round_with_too_few_updates_for_its_aggregation_says_why_they_are_too_
         "round 1 failed: 4 of 5 updates were usable and 'multi_krum' requires 5; client 2: 'encoder."
     )
     assert sentence.endswith(
-        "does not send what it declares, or change options.multi_krum to continue with fewer"
+        "does not send what it declares, or start again with other options.multi_krum, which require fewer"
     )
     assert server.run_round(Fixed(updates)).clients == 5
 

@@ -31,7 +31,7 @@ from atoll.recipe.prerequisites import FOLDER, prerequisite_recipes
 from atoll.recipe.recipe import Recipe, recipe_of
 
 MAY_CHANGE = (  # when a run is resumed
-    *("train.rounds", "evaluation.at_end", "name", "title"),
+    *("train.rounds", "train.min_accepted", "evaluation.at_end", "name", "title"),
     *("engine.workers", "engine.streams", "engine.decoders"),
     # Another kind of device is another environment, which is not resumed.
     *("engine.device", "engine.devices"),
@@ -280,6 +280,12 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
         return (
             f"{run.folder} has completed {plural(completed_rounds, 'round')} already, and train.rounds = "
             f"{now['train.rounds']} is fewer; set train.rounds = {completed_rounds} or more"
+        )
+    share = before["train.min_accepted"]
+    if now["train.min_accepted"] > share:
+        return (
+            f"{run.folder} was started with train.min_accepted = {share}, and its rounds so far may have accepted "
+            f"no larger share; set train.min_accepted = {share}, because a resumed run may only lower it"
         )
     over = _over_all_rounds(recipe)
     if completed_rounds and now["train.rounds"] != before["train.rounds"] and over:

@@ -30,7 +30,7 @@ def too_few(record: Record, accepted: int, cohort: int, share: float, aggregatio
         'method.aggregation = "median")': beyond > cohort / 2,
         "resume when the lost clients are back": record.lost,
         "lower train.min_accepted to continue with fewer": accepted and by_share,
-        f"change options.{aggregation.name} to continue with fewer": not by_share,
+        f"start again with other options.{aggregation.name}, which require fewer": not by_share,
     }
     return (
         f"round {record.round} failed: {accepted} of {cohort} updates were usable and {required}; "

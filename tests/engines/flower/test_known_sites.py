@@ -12,6 +12,7 @@ from atoll.core.audit_log import AuditLog
 from atoll.core.errors import UserError
 from atoll.engines.flower.known_sites import KnownSites
 from atoll.engines.flower.site_registry import SiteRegistry
+from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES
 from tests.engines.flower.grid import FakeGrid
 from tests.engines.flower.site_runs import play, site, sites
@@ -175,6 +176,27 @@ def test_a_new_run_without_a_site_may_name_it_as_revoked(place, keyed):  # noqa:
     assert [one["name"] for one in run.read_json("sites.json")["sites"]] == ["east", "north", "south"]
     (turned,) = run.read_json("sites.json")["turned_away"]
     assert (turned["name"], turned["reason"]) == ("west", REVOKED)
+
+
+def test_a_run_goes_on_without_revoked_sites_as_its_failure_advises(place, keyed):  # noqa: F811
+    grid, path = keyed
+    policy = place / "policy.toml"
+    policy.write_text("min_cohort = 2")
+    grid.nodes[10] = site(10, "east", place, policy=str(policy))
+    settings = ("evaluation.at_end=['geometry']", "train.min_accepted=0.5")
+    play(grid, place, *settings, "train.rounds=1", keys=str(path))
+    path.write_text(path.read_text() + "[revoked]\n" + "".join(f'{name} = "gone"\n' for name in SITES[1:]))
+    settings = (*settings, "train.rounds=2")
+    with pytest.raises(TooFewUpdatesError, match=r"or lower train\.min_accepted to continue with fewer"):
+        play(grid, place, *settings, resume=True, keys=str(path))
+    settings = (*settings, "train.min_accepted=0.25")
+    with pytest.raises(TooFewUpdatesError):
+        play(grid, place, *settings, resume=True, keys=str(path), wait=1.0)
+    reasons = [line["reason"] for line in lines(place / "run" / "audit.jsonl", "refused")]
+    assert any("only 1 of 4 updates, and the site's policy asks for 2" in reason for reason in reasons)
+    policy.write_text("min_cohort = 1")
+    run = play(grid, place, *settings, resume=True, keys=str(path))
+    assert [line.get("clients") for line in run.metrics[1:]] == [4, 1]
 
 
 def test_two_names_with_one_key_are_refused(tmp_path):
