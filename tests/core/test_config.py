@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.core.config import Options, build, describe, flatten, over, read, read_text_table, rebuild
+from atoll.core.config import (
+    Options,
+    build,
+    describe,
+    flatten,
+    over,
+    parse_toml,
+    read,
+    read_text_table,
+    rebuild,
+)
 from atoll.core.digests import TOML, seal_text
 from atoll.core.errors import UserError
 
@@ -149,6 +159,39 @@ def test_a_type_that_no_table_holds_is_refused():
 def test_errors_name_the_place(where, said):
     with pytest.raises(UserError, match=f"^{said} is not a number"):
         build(Outer, {"rate": "x"}, where)
+
+
+@dataclass(frozen=True)
+class Few(Options, section="few"):
+    names: tuple[str, ...] = ()
+    word: str = "a"
+    table: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.word == "b":
+            raise UserError("few.word = 'b' is not allowed")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b'names = "x"', "few.names = 'x' is not a list; write few.names = [\"x\"]"),
+        (b"word = 1", "few.word = 1 is not a text; put it in quotes"),
+        (b"[table]\nx = 1", "few.table.x = 1 is not a text; put it in quotes"),
+        (b"wrd = 1", "unknown key 'few.wrd'; did you mean 'few.word'?"),
+        (b'word = "b"', "few.word = 'b' is not allowed"),
+    ],
+)
+def test_a_wrong_value_in_a_file_names_the_file_and_nothing_for_a_shell(text, sentence):
+    with pytest.raises(UserError) as error:
+        build(Few, parse_toml(text, "a/few.toml"))
+    assert str(error.value) == f"a/few.toml: {sentence}"
+
+
+def test_a_wrong_value_in_a_text_names_no_file():
+    with pytest.raises(UserError, match=r"^few\.word = 1 .* \(in a shell: --set"):
+        build(Few, parse_toml("word = 1", "this recipe"))
 
 
 def test_classes_without_a_section_have_no_place():

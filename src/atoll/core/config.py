@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from atoll.core.digests import TOML, DamagedError, open_text
 from atoll.core.errors import UserError, did_you_mean
 from atoll.core.schema import MAPPINGS, SEQUENCES, Schema, schema_of, schema_of_hint
-from atoll.core.schema_check import check
+from atoll.core.schema_check import WrongKindError, check
 
 T = TypeVar("T")
 
@@ -56,13 +56,23 @@ class Options:
                 object.__setattr__(self, name, _convert(hints[name], value, place))
 
 
+class FileTable(dict[str, object]):
+    """Table of a file that no ``--set`` overrides, and that messages name.
+
+    Attributes:
+        path: Path of the file.
+    """
+
+    path: str = ""
+
+
 def build(cls: type[T], table: Mapping[str, Any], where: str | None = None) -> T:
     """Build a dataclass from a table of its fields, and nested dataclasses from nested tables.
 
     Args:
         cls: A dataclass whose fields are strings, numbers, booleans, literals, tuples, dicts, dataclasses or None;
             they may have the bounds of `atoll.core.schema`.
-        table: Values by field name.
+        table: Values by field name; messages name the file of a `FileTable`.
         where: Place of the table in the recipe, for messages; None for the section of a class of `Options`.
 
     Raises:
@@ -71,8 +81,14 @@ def build(cls: type[T], table: Mapping[str, Any], where: str | None = None) -> T
     """
     if where is None:
         where = cls._place() if issubclass(cls, Options) else ""
-    check(schema_of(cls), table, where)
-    return _made(cls, table, where)
+    try:
+        check(schema_of(cls), table, where)
+        return _made(cls, table, where)
+    except UserError as error:
+        if not isinstance(table, FileTable):
+            raise
+        sentence = error.in_file if isinstance(error, WrongKindError) else error
+        raise UserError(f"{table.path}: {sentence}") from None
 
 
 def _made(cls: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -228,14 +244,18 @@ def parse_toml(data: str | bytes, place: str) -> dict[str, Any]:
     """Parse TOML from another source.
 
     Args:
-        data: The text, or the bytes of a file.
-        place: Source of the data, for the message.
+        data: The text, or the bytes of a file, which becomes a `FileTable`.
+        place: Source of the data, for messages: the path of a file.
 
     Raises:
         UserError: The data are not valid TOML.
     """
     try:
-        return tomllib.loads(data if isinstance(data, str) else data.decode())
+        if isinstance(data, str):
+            return tomllib.loads(data)
+        table = FileTable(tomllib.loads(data.decode()))
+        table.path = place
+        return table
     except (ValueError, RecursionError) as error:
         why = "it nests too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{place} is not valid TOML: {why}") from None

@@ -14,7 +14,7 @@ from atoll.core.schema import Schema
 _KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {  # in Python, in words, and how to write one
     "integer": ((int,), "a whole number", ""),
     "number": ((int, float), "a number", " as TOML writes it, such as 0.1"),
-    "string": ((str,), "a text", "; put it in quotes (in a shell: --set 'KEY=\"VALUE\"')"),
+    "string": ((str,), "a text", "; put it in quotes"),
     "boolean": ((bool,), "true or false", ""),
     "null": ((type(None),), "unset", ""),
 }
@@ -24,6 +24,18 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "exclusiveMaximum": ("below", lambda value, bound: value < bound),
     "maximum": ("at most", lambda value, bound: value <= bound),
 }
+
+
+class WrongKindError(UserError):
+    """Error in a value's kind, which says how to write it in a file and, at its end, in a shell.
+
+    Attributes:
+        in_file: The sentence for a file that no ``--set`` overrides.
+    """
+
+    def __init__(self, in_file: str, in_shell: str = "") -> None:
+        super().__init__(in_file + in_shell)
+        self.in_file = in_file
 
 
 def check(schema: Schema, value: Any, place: str, whole: Sequence[Any] | None = None) -> None:
@@ -123,7 +135,11 @@ def _nearest_key(known: Mapping[str, Schema], key: str, place: str) -> str:
 
 def _check_list(schema: Schema, value: Any, place: str) -> None:
     if not isinstance(value, list | tuple):
-        raise UserError(f"{place} = {value!r} is not a list; {_as_list(schema, value, place)}")
+        written = _as_list(schema, value)
+        raise WrongKindError(
+            f"{place} = {value!r} is not a list; write {place} = {written}",
+            f" in a file, --set '{place}={written}' in a shell",
+        )
     items = schema.get("prefixItems")
     if items and len(value) != len(items):
         raise UserError(f"{place} needs {len(items)} values, and {value!r} has {len(value)}")
@@ -144,7 +160,8 @@ def _check_scalar(schema: Schema, value: Any, place: str, whole: Sequence[Any] |
     kind = schema["type"]
     python, noun, how = _KINDS[kind]
     if not isinstance(value, python) or (isinstance(value, bool) and kind != "boolean"):
-        raise UserError(f"{place} = {value!r} is not {noun}{how}")
+        shell = " (in a shell: --set 'KEY=\"VALUE\"')" if kind == "string" else ""
+        raise WrongKindError(f"{place} = {value!r} is not {noun}{how}", shell)
     if isinstance(value, int) and not -(2**63) < value < 2**63:
         raise UserError(f"{place} has too many digits; choose a number below 2**63")
     holds = all(test(value, schema[key]) for key, (_, test) in _BOUNDS.items() if key in schema)
@@ -170,10 +187,10 @@ def words(schema: Schema) -> str:
     return f"{said} ({schema['x-why']})" if "x-why" in schema else said
 
 
-def _as_list(schema: Schema, value: Any, place: str) -> str:
-    """How to write a value as the intended list, in a file and in a shell, which removes quotes."""
+def _as_list(schema: Schema, value: Any) -> str:
+    """How to write a value as the intended list."""
     parts = [word.strip() for word in str(value).strip("[] ").split(",")]
     item = schema["prefixItems"][0] if "prefixItems" in schema else schema["items"]
     texts = item.get("type") == "string" or "enum" in item or "anyOf" in item
     items = ", ".join(f'"{word}"' for word in parts) if texts else ", ".join(parts)
-    return f"write {place} = [{items}] in a file, --set '{place}=[{items}]' in a shell"
+    return f"[{items}]"

@@ -199,6 +199,14 @@ def test_a_run_goes_on_without_revoked_sites_as_its_failure_advises(place, keyed
     assert [line.get("clients") for line in run.metrics[1:]] == [4, 1]
 
 
+def test_a_wrong_value_names_the_file(tmp_path):
+    path = tmp_path / "sites.toml"
+    path.write_text("[keys]\neast = 1")
+    with pytest.raises(UserError) as error:
+        KnownSites.read(path)
+    assert str(error.value) == f"{path}: sites.keys.east = 1 is not a text; put it in quotes"
+
+
 def test_two_names_with_one_key_are_refused(tmp_path):
     path = tmp_path / "sites.toml"
     path.write_text(f'[keys]\neast = "{NEW[0]} a comment"\nwest = "{NEW[0]}"\n')
