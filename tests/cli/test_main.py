@@ -241,6 +241,13 @@ def test_resume_of_real_sites_names_what_continues_them(tmp_path, capsys):
     (made.folder / "evaluation.json").unlink()
     assert run("resume", made.folder) == 2
     assert "is a run of real sites, which its app continues: flwr run APP" in capsys.readouterr().err
+    made.encoder_path.unlink()
+    for command in (
+        ["evaluate", made.folder, "--protocol", "knn"],
+        ["export", made.folder, "--format", "onnx"],
+    ):
+        assert run(*command) == 2
+        assert "has no finished encoder yet; finish it with: flwr run APP" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["train.rounds=3", "evaluation.at_end=['knn','geometry','probe']"])

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 from atoll.commands.flower_server_app import LogLines, _settings, main, run_federation
+from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.record import Record
@@ -61,6 +62,17 @@ def test_a_round_with_too_few_updates_is_one_sentence_in_the_log(written, caplog
         main(grid, SimpleNamespace(run_config=written("train.min_accepted=0.75", deadline=1.0)))
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert said.startswith("round 1 failed: 2 of 4 updates were usable and train.min_accepted requires 75%")
+
+
+def test_the_log_names_the_keys_of_the_app_for_the_options_of_the_command(written, caplog):
+    run_federation(shares(4), FlowerOptions(**written("train.rounds=1")))
+    with pytest.raises(UserError):
+        main(shares(4), SimpleNamespace(run_config=written("train.rounds=1", "train.lr=0.5")))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said.endswith(
+        "choose another --out, or start the run again with --restart (in the app's pyproject.toml: --out is "
+        "'out'; in place of --restart, choose another 'out')"
+    )
 
 
 def test_the_log_names_sites_and_tells_epsilon(caplog):

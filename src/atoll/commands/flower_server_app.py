@@ -28,6 +28,12 @@ from atoll.recipe.recipe import load_recipe
 from atoll.report import write_report
 
 log = logging.getLogger("flwr")
+IN_APP = {  # what takes the place of the options of `atoll run`, which a sentence may name
+    "--out": "--out is 'out'",
+    "--restart": "in place of --restart, choose another 'out'",
+    "--other-environment": "--other-environment is 'other-environment = true'",
+    "--set": "--set is 'set'",
+}
 app = ServerApp()
 
 
@@ -63,8 +69,14 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run_federation(grid, FlowerOptions.read(context.run_config))
     except (UserError, RunError) as error:
-        log.error("%s", error)
+        log.error("%s", _for_app(str(error)))
         raise
+
+
+def _for_app(sentence: str) -> str:
+    """A sentence with the app's keys for the options that it names."""
+    named = [words for option, words in IN_APP.items() if re.search(rf"{option}\b", sentence)]
+    return f"{sentence} (in the app's pyproject.toml: {'; '.join(named)})" if named else sentence
 
 
 def run_federation(grid: Grid, options: FlowerOptions) -> Path:

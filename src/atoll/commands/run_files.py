@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.core.errors import UserError, warn
 from atoll.core.remedies import damaged
-from atoll.core.run_folder import Run
+from atoll.core.run_folder import Run, is_of_sites
 from atoll.data.partition.partition import Partition
 from atoll.models.exported import CONFIG
 
@@ -44,7 +44,9 @@ def find_encoder(run_or_encoder: Path | str) -> Path:
         return path
     run = Run(path).require()
     if not run.encoder_path.is_file():
-        raise UserError(f"{path} has no finished encoder yet; finish it with: atoll resume {path}")
+        of_sites = is_of_sites(run.read_json(run.partition_path.name) or {})
+        how = "flwr run APP" if of_sites else f"atoll resume {path}"
+        raise UserError(f"{path} has no finished encoder yet; finish it with: {how}")
     return run.encoder_path
 
 

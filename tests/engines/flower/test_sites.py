@@ -101,6 +101,15 @@ def test_a_run_that_lost_its_record_of_the_sites_is_refused_and_goes_on_with_a_c
     assert play(sites(place), place, "train.rounds=2", resume=True).metrics[-1]["clients"] == 4
 
 
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_run_goes_on_with_as_many_sites_as_it_has(place, count):
+    play(sites(place), place, "train.rounds=1")
+    with pytest.raises(
+        UserError, match=f"is a run of 4 sites, and the app says sites = {count}; set sites = 4, or"
+    ):
+        play(sites(place), place, "train.rounds=2", resume=True, sites=count)
+
+
 def test_the_check_of_a_run_of_sites_misses_its_records(place):
     run = play(sites(place), place, "train.rounds=1")
     assert not check_run(run).damaged

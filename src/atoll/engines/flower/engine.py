@@ -67,8 +67,8 @@ class FlowerEngine:
         A run is bound to its sites only once a round is complete; before, it keeps only its id.
 
         Raises:
-            UserError: Too few sites connected, the recipe does not fit them, the record of the sites is lost, or
-                another process uses the folder.
+            UserError: Too few sites connected, the recipe does not fit them, the record of the sites is lost or of
+                another number of sites, or another process uses the folder.
         """
         run = Run(folder)
         with run.locked():  # before waiting, and before this process writes into the run's audit log
@@ -83,6 +83,12 @@ class FlowerEngine:
             self._registry.restore(record)
             if not run.started():
                 self._registry.clients = []
+            before = len(self._registry.clients)
+            if before and self.at_sites and before != self._options.sites:
+                raise UserError(
+                    f"{folder} is a run of {before} sites, and the app says sites = {self._options.sites}; set "
+                    f"sites = {before}, or choose another out"
+                )
         federation = self._gather(recipe)
         if record is None and not restart:  # before the partition is written: it contains the run's id
             with run.locked():
