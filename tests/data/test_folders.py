@@ -1,6 +1,7 @@
 """Folders by class, by client, and plain; torchvision's ImageFolder is the oracle for the first."""
 
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -96,7 +97,8 @@ def test_splits_agree_on_classes_where_one_lacks_some(tmp_path, place):
 
 def test_a_class_may_be_called_train(tmp_path, place):
     place(tmp_path, "train/a.png", "bus/b.png", "test/c.png")
-    assert load("folder", tmp_path).train.classes == ["bus", "test", "train"]
+    with pytest.warns(UserWarning, match="folders called 'test', 'train', .* if they are splits"):
+        assert load("folder", tmp_path).train.classes == ["bus", "test", "train"]
 
 
 def test_a_named_split_must_be_there(tmp_path, place):
@@ -277,3 +279,44 @@ def test_an_empty_split_is_named_and_not_left_out(tmp_path, place, source, split
     (tmp_path / split).mkdir()
     with pytest.raises(UserError, match=rf"{split} holds no images"):
         load(source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "inner", "layout"),
+    [
+        (
+            "folder",
+            "",
+            "train/CLASS/IMAGE and test/CLASS/IMAGE in .*; if there are no classes, set data.source",
+        ),
+        ("clients", "", "train/CLIENT/CLASS/IMAGE and test/CLIENT/CLASS/IMAGE in"),
+        ("folder", "cat/", "train/CLASS/IMAGE and test/CLASS/IMAGE in"),
+        ("clients", "north/", "train/CLIENT/CLASS/IMAGE and test/CLIENT/CLASS/IMAGE in"),
+        ("images", "2024/", "train/IMAGE and test/IMAGE in"),
+    ],
+)
+def test_splits_that_are_read_as_classes_or_clients_are_told(tmp_path, place, source, inner, layout):
+    """Renaming is no remedy where the names are right and the folders are not where a split is looked for."""
+    below = "dog/" if inner else ""  # a folder of folders at the top would be a split
+    place(tmp_path, *(f"{inner}{split}/{below}{i}.png" for split in ("train", "test") for i in range(2)))
+    place(tmp_path, *([] if not inner else ["other/dog/0.png"]), first=4)
+    told = f"{inner.strip('/')} holds folders called 'test', 'train', whose images are all read .*as {layout}"
+    with pytest.warns(UserWarning, match=told) as caught:
+        assert load(source, tmp_path).test is None
+    assert len(caught) == 1
+
+
+def test_folders_of_splits_are_told_once_for_all_clients(tmp_path, place):
+    place(tmp_path, *(f"{client}/{split}/dog/0.png" for client in "abc" for split in ("Training", "valid")))
+    with pytest.warns(
+        UserWarning, match=r"a holds folders called 'Training', 'valid' \(as do 2 other"
+    ) as caught:
+        load("clients", tmp_path)
+    assert len(caught) == 1
+
+
+def test_one_name_of_a_split_inside_a_class_is_not_told(tmp_path, place):
+    place(tmp_path, "bus/train/0.png", "bus/old/1.png", "car/test/2.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load("folder", tmp_path)

@@ -7,8 +7,8 @@ image suffix are ignored; links to folders are followed, as torchvision's ``Imag
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from atoll.core.errors import UserError, warn
@@ -21,7 +21,14 @@ IMAGE_SUFFIXES = {
     *(".pgm", ".ppm", ".pbm", ".pnm", ".jp2", ".dcm", ".dicom", ".npy"),
 }
 # What folders of splits are called elsewhere.
-SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
+_TRAINING = {"train", "training"}
+SPLITS = _TRAINING | {"test", "testing", "val", "valid", "validation"}
+# What a folder is read as, and where it lies below that of a split, if there is one.
+_LAYOUTS = {
+    "folder": ("as classes", "CLASS/IMAGE"),
+    "clients": ("as clients", "CLIENT/CLASS/IMAGE"),
+    "images": ("without a split", "IMAGE"),
+}
 
 
 def read_class_folders(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
@@ -70,7 +77,7 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
                 f"{root} holds no {kind} {options.train_split!r} for the training split, but "
                 f"{_list_folders(root)}; set data.train_split"
             )
-        _tell_unknown(root, options, [folder.name for folder in _folders(root) if is_split(folder)])
+        _tell_unknown(root, options)
         return root, None
     test = find_test(root, options, "folder", lambda name: root / name if is_split(root / name) else None)
     if test is None:
@@ -78,14 +85,45 @@ def _splits(root: Path, options: DataOptions, nested: bool = True) -> tuple[Path
     return root / options.train_split, test
 
 
-def _tell_unknown(root: Path, options: DataOptions, names: Sequence[str]) -> None:
+def _tell_unknown(root: Path, options: DataOptions) -> None:
     """Warn of folders that are read like all others, though they have the names of splits."""
-    if splits := [name for name in names if name.lower() in SPLITS]:
-        meaning = {"folder": "as classes", "clients": "as clients"}.get(options.source, "without a split")
+    names: dict[Path, set[str]] = defaultdict(set)  # of the folders in each folder
+    for folder in {path.parent for path in files_below(root) if is_image(path.name)} - {root}:
+        for inner in (folder, *folder.parents):
+            names[inner.parent].add(inner.name)
+            if inner.parent == root:
+                break
+    meaning, layout = _LAYOUTS[options.source]
+    nested = {name for name in names[root] if options.source == "images" or root / name in names}
+    splits = _like_splits(nested)
+    if splits and options.train_split not in names[root]:
         warn(
             f"{root} holds no folder {options.train_split!r}, so {few(map(repr, splits))} are read {meaning}; if "
             "they are splits, call them 'train' and 'test', or set data.train_split and data.test_split to these"
         )
+        return
+    # One such name may be that of a class, such as a train.
+    places = [place for place, beside in sorted(names.items()) if _are_splits(beside)]
+    if places:
+        splits = _like_splits(names[places[0]])
+        also = f" (as do {len(places) - 1} other folders)" if len(places) > 1 else ""
+        plain = "; if there are no classes, set data.source = 'images'" if options.source == "folder" else ""
+        warn(
+            f"{places[0]} holds folders called {few(map(repr, splits))}{also}, whose images are all read as "
+            f"training images; if they are splits, lay the images out as train/{layout} and test/{layout} in "
+            f"{root}{plain}"
+        )
+
+
+def _like_splits(names: Iterable[str]) -> list[str]:
+    """Those names that folders of splits have elsewhere."""
+    return sorted(name for name in names if name.lower() in SPLITS)
+
+
+def _are_splits(names: Iterable[str]) -> bool:
+    """Whether names of a training split and of another one are among them."""
+    found = {name.lower() for name in _like_splits(names)}
+    return bool(found & _TRAINING) and not found <= _TRAINING
 
 
 def _tell_unread(root: Path, split: str) -> None:
