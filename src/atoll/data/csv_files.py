@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 from pyarrow.csv import ConvertOptions, ParseOptions
@@ -15,11 +14,10 @@ from pyarrow.csv import ConvertOptions, ParseOptions
 from atoll.core.errors import UserError
 from atoll.core.files import content_digest
 from atoll.core.text import few, first_line, plural
-from atoll.data.options import DataOptions, find_test, held_out_names
-from atoll.data.parquet import is_text, other_columns, refuse_missing_columns, table_listing
+from atoll.data.options import DataOptions, find_test
 from atoll.data.records import FileRecords, Listing
+from atoll.data.tables import is_text, other_columns, refuse_missing_columns, split_listing, table_listing
 
-SPLIT = "split"  # the column whose values are splits
 _SUFFIXES = (".csv", ".tsv")
 _DELIMITERS = ",;\t"
 
@@ -53,7 +51,7 @@ def read_csv(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]
         return listing, _listing(test, _read(test), options, test=True) if test else None
     path = root if root.is_file() else _only_file(root, options)
     table = _read(path)
-    return _split(_listing(path, table, options), table, path, options)
+    return split_listing(_listing(path, table, options), table, options, str(path))
 
 
 def _file_of(root: Path, split: str) -> Path | None:
@@ -139,25 +137,3 @@ def _image_column(table: pa.Table, path: Path) -> str:
         f"{path}: no column names image files relative to {path.parent} in its first row (columns: "
         f"{', '.join(names)}); set data.image_column"
     )
-
-
-def _split(
-    listing: Listing, table: pa.Table, path: Path, options: DataOptions
-) -> tuple[Listing, Listing | None]:
-    """The splits that a text column ``split`` says; without one, all images are for training."""
-    if SPLIT not in table.column_names or not is_text(table.schema.field(SPLIT).type):
-        if options.test_split is not None:
-            raise UserError(
-                f"{path} has no text column {SPLIT!r}, so it holds no split {options.test_split!r}; leave "
-                "data.test_split out, or give a folder with a CSV file for each split in data.path"
-            )
-        return listing, None
-    splits = np.array([value or "" for value in table.column(SPLIT).to_pylist()])
-    names = held_out_names(options.test_split)
-    test = next((name for name in names if name in splits), None)
-    for option, wanted in (("train_split", options.train_split), ("test_split", test or options.test_split)):
-        if wanted is not None and wanted not in splits:
-            found = few([repr(str(name)) for name in np.unique(splits)], 5)
-            raise UserError(f"{path}: column {SPLIT!r} holds {found}, and not {wanted!r}; set data.{option}")
-    train = listing.select(np.flatnonzero(splits == options.train_split))
-    return train, listing.select(np.flatnonzero(splits == test)) if test is not None else None

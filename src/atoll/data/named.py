@@ -20,8 +20,9 @@ from atoll.core.files import cache_folder, content_digest, data_folder, hash_byt
 from atoll.core.text import first_line
 from atoll.data.decode import Encoded
 from atoll.data.options import DataOptions, held_out_names
-from atoll.data.parquet import choose_columns, encoded, table_listing
+from atoll.data.parquet import encoded
 from atoll.data.records import UNLABELLED, ItemRecords, Listing, Rows, encode
+from atoll.data.tables import choose_columns, table_listing
 
 
 def read_digits() -> Listing:

@@ -6,7 +6,6 @@ schema's ``huggingface`` metadata contains the class names.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,15 +16,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from atoll.core.errors import UserError, did_you_mean
+from atoll.core.errors import UserError
 from atoll.core.files import content_digest, refuse_special
-from atoll.core.text import few, first_line, plural
+from atoll.core.text import first_line
 from atoll.data.decode import Encoded
-from atoll.data.options import DataOptions, find_test, refuse_test_split
-from atoll.data.records import Listing, Records, Rows, encode
+from atoll.data.options import DataOptions, find_test
+from atoll.data.records import Listing, Rows
+from atoll.data.tables import (
+    NO_NAMES,
+    SPLIT,
+    choose_columns,
+    class_names,
+    has_splits,
+    split_listing,
+    table_listing,
+)
 
-_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-_NO_NAMES = pa.schema([])
 _HELD_BYTES = 2**28  # size of the encoded row groups that a process keeps in memory
 
 
@@ -144,8 +150,11 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 def read_parquet(options: DataOptions, root: Path) -> tuple[Listing, Listing | None]:
     """Read the training and test splits at `root`: a file, or a folder of files named by split."""
     if root.is_file():
-        refuse_test_split(root, options.test_split)
-        return _listing([root], options), None
+        file = open_parquet(root)
+        columns = [SPLIT] if has_splits(file.schema_arrow) else []
+        return split_listing(
+            _listing([root], options), file.read(columns=columns, use_threads=False), options, str(root)
+        )
     train = split_files(root, options.train_split)
     if not train:
         found = ", ".join(sorted(path.name for path in root.glob("*.parquet"))) or "none"
@@ -180,7 +189,7 @@ def _listing(
             raise UserError(f"{path} has other columns than {files[0].name}; the files of a split must match")
     image, others = choose_columns(schemas[0], options, str(files[0]), test)
     for column in others:
-        named = [(path, names) for path, schema in paired if (names := _class_names(schema, column))]
+        named = [(path, names) for path, schema in paired if (names := class_names(schema, column))]
         for path, names in named[1:]:
             if names != named[0][1]:
                 raise UserError(
@@ -195,148 +204,5 @@ def _listing(
             f"the files of the split of {files[0].name} have columns of different types ({first_line(error)}); "
             "write them with the same types"
         ) from error
-    beside = open_parquet(other[0]).schema_arrow if other else _NO_NAMES
+    beside = open_parquet(other[0]).schema_arrow if other else NO_NAMES
     return table_listing(ParquetRecords(files, image), table, options, str(files[0]), test, beside)
-
-
-def choose_columns(
-    schema: pa.Schema, options: DataOptions, where: str, test: bool = False
-) -> tuple[str, list[str]]:
-    """Choose the image column and the columns of labels and attributes.
-
-    Args:
-        schema: The schema of the file or table.
-        options: The recipe's ``[data]`` section.
-        where: Name of the file or table, for error messages.
-        test: Whether it is the test split, which need not contain the clients.
-
-    Returns:
-        The name of the image column, and the names of the other columns to read.
-
-    Raises:
-        UserError: A named column is missing, or no column holds images.
-    """
-    refuse_missing_columns(schema.names, options, where, test)
-    images = [f.name for f in schema if _holds_images(f.type)]
-    image = options.image_column or next(iter(images), None)
-    if image is None or image not in images:
-        raise UserError(
-            f"{where}: column {image!r} does not hold images (bytes of image files)"
-            if image
-            else f"{where} has no column of images (bytes of image files) among {', '.join(schema.names)}"
-        )
-    return image, other_columns(schema, options)
-
-
-def refuse_missing_columns(names: Sequence[str], options: DataOptions, where: str, test: bool) -> None:
-    """Refuse a table that lacks a column which the recipe names; see `choose_columns`."""
-    for option in ("image_column", "label_column", *(() if test else ("natural_column",))):
-        name = getattr(options, option)
-        if name is not None and name not in names:
-            raise UserError(f"{where} has no column {name!r} (data.{option}); {did_you_mean(name, names)}")
-
-
-def other_columns(schema: pa.Schema, options: DataOptions) -> list[str]:
-    """Names of the columns of labels and attributes; see `choose_columns`."""
-    label = _label_column(options, schema.names)
-    wanted = {label if options.labels else None, options.natural_column} - {None}
-    return [
-        f.name
-        for f in schema
-        if f.name in wanted
-        or (f.name != label and (pa.types.is_integer(f.type) or pa.types.is_boolean(f.type)))
-    ]
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column's type is one of Arrow's types of text."""
-    return any(is_kind(kind) for is_kind in _TEXT)
-
-
-def _label_column(options: DataOptions, names: Sequence[str]) -> str | None:
-    return options.label_column or ("label" if "label" in names else None)
-
-
-def _holds_images(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
-
-
-def table_listing(
-    records: Records,
-    table: pa.Table,
-    options: DataOptions,
-    where: str,
-    test: bool = False,
-    beside: pa.Schema = _NO_NAMES,
-) -> Listing:
-    """Build the listing of records whose labels and columns are in a table.
-
-    Args:
-        records: The records, one per row of the table.
-        table: The labels and further columns.
-        options: The recipe's ``[data]`` section.
-        where: Name of the file or table, for error messages.
-        test: Whether it is the test split, as for `choose_columns`.
-        beside: The schema of the other split; its class names are used if this one has none.
-
-    Raises:
-        UserError: Labels are missing, out of range, or neither integers nor text.
-    """
-    label = _label_column(options, table.column_names) if options.labels else None
-    required = {label, None if test else options.natural_column}
-    labels: Rows | None = None
-    classes: list[str] = []
-    columns: dict[str, Rows] = {}
-    column_values: dict[str, list[str]] = {}
-    for name in table.column_names:
-        if table.column(name).null_count and name not in required:
-            continue  # an optional column with missing values is ignored
-        given = _class_names(table.schema, name) or (_class_names(beside, name) if name == label else [])
-        codes, names = _codes(name, table.column(name), given, where, records)
-        if name == label:
-            labels, classes = (codes, names) if names else encode(codes)
-        else:
-            columns[name] = codes
-            if names:
-                column_values[name] = names
-    return Listing(records, labels, classes, columns, column_values)
-
-
-def _codes(
-    name: str, column: pa.ChunkedArray, names: list[str], where: str, records: Records
-) -> tuple[Rows, list[str]]:
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        raise UserError(
-            f"{where}: column {name!r} is empty for {records.describe(row)} "
-            f"({plural(column.null_count, 'such row')}); give each a value, or leave them out"
-        )
-    if pa.types.is_dictionary(column.type):  # pandas' categories
-        column = column.cast(column.type.value_type)
-    if is_text(column.type):
-        return encode(column.to_pylist())
-    if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-        raise UserError(
-            f"{where}: column {name!r} holds {column.type}; clients and labels must be integers or text"
-        )
-    codes = np.array(column.to_numpy(), dtype=np.int64)
-    outside = (codes < 0) | (codes >= len(names))
-    if names and outside.any():
-        row = int(outside.argmax())
-        raise UserError(
-            f"{where}: column {name!r} is {codes[row]} for {records.describe(row)}, outside 0 to {len(names) - 1}, "
-            f"the numbers of the classes that are named ({few(names)}); set data.labels = false if this split is "
-            "not labelled"
-        )
-    return codes, names
-
-
-def _class_names(schema: pa.Schema, column: str) -> list[str]:
-    """Class names from the ``huggingface`` metadata; [] if there are none."""
-    try:
-        info = json.loads((schema.metadata or {})[b"huggingface"])
-        return [str(name) for name in info["info"]["features"][column]["names"]]
-    except (KeyError, TypeError, ValueError):
-        return []
