@@ -120,10 +120,33 @@ def test_embedding_reads_image_files_as_training_did(images, tmp_path, window):
     expected = embed(encoder, federation.views.plain, federation.splits.train.images)
     torch.testing.assert_close(h, expected, rtol=1e-5, atol=1e-6)
     os.replace(folder / names[0], os.fsencode(folder) + b"/\xe9.png")
-    assert "\N{REPLACEMENT CHARACTER}.png" in embed_images(encoder, folder)[0]
+    assert r"\xe9.png" in embed_images(encoder, folder)[0]
     os.mkfifo(folder / "pipe.png")
     with pytest.raises(UserError, match=r"pipe\.png is a pipe, a socket or a device"):
         embed_images(encoder, folder)
+
+
+def test_embeddings_keep_the_names_of_files_so_that_they_can_be_joined(finished, tmp_path, capsys):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    given = ["a\u200db", "a\u200cb", "a\u00adb", "a\tb", "a\nb", "a\rb", 'a"b', "a\\b", "e\u0301"]
+    for name in given:
+        Image.new("L", (8, 8)).save(folder / f"{name}.png")
+    shutil.copy(folder / "a\tb.png", os.fsencode(folder) + b"/\xe9.png")
+    expected = sorted([*(f"{name}.png" for name in given), r"\xe9.png"])
+    for suffix in ("npz", "csv", "parquet"):
+        assert run("embed", finished, folder, "-o", tmp_path / f"h.{suffix}") == 0
+    assert sorted(np.load(tmp_path / "h.npz")["names"].tolist()) == expected
+    assert sorted(pq.read_table(tmp_path / "h.parquet")["name"].to_pylist()) == expected
+    with (tmp_path / "h.csv").open(newline="", encoding="utf-8") as file:
+        _, *rows = csv.reader(file)
+    assert sorted(row[0] for row in rows) == expected
+    np.testing.assert_array_equal(
+        np.array([row[1:] for row in rows], np.float32), np.load(tmp_path / "h.npz")["embeddings"]
+    )
+    shutil.copy(folder / "a\tb.png", folder / r"\xe9.png")
+    assert run("embed", finished, folder, "-o", tmp_path / "h.csv") == 2
+    assert r"two files would both be called \xe9.png" in capsys.readouterr().err
 
 
 def test_images_of_subfolders_are_named_by_their_paths_in_order_and_other_files_are_left_out(

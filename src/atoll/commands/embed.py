@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,6 @@ from atoll.core.errors import UserError, warn
 from atoll.core.files import read_bytes, refuse_special, write_whole
 from atoll.core.outputs import check_output
 from atoll.core.process_state import standard_settings
-from atoll.core.text import clean
 from atoll.data.decode import Decoding, decode_batch
 from atoll.data.folders import IMAGE_SUFFIXES, files_below, is_image
 from atoll.data.images import StoredPixels
@@ -80,7 +81,7 @@ def embed_images(
         device: The device that computes, as for `use_device`.
 
     Shape:
-        - Output: names, and (N, d) float32 on the CPU
+        - Output: names in UTF-8, and (N, d) float32 on the CPU
 
     Raises:
         UserError: The path does not exist, there are no images, an image cannot be decoded, or the encoder cannot
@@ -97,7 +98,7 @@ def embed_images(
             rows.append(embed(encoder, views.plain, StoredPixels(pixels)))
     if not rows:
         raise UserError(f"no image of {images} can be read as the encoder's training images were")
-    return names, torch.cat(rows).cpu()
+    return _as_text(names), torch.cat(rows).cpu()
 
 
 def embed_given(encoder: Encoder, images: object, device: str = "auto") -> Tensor:
@@ -146,7 +147,7 @@ def image_batches(
         on_corrupt: As for `embed_images`; None to refuse all, if the caller cannot leave images out.
 
     Shape:
-        - Each batch: n names, and uint8 (n, C, H, W)
+        - Each batch: n names, which may hold bytes that are no text, and uint8 (n, C, H, W)
 
     Raises:
         UserError: The path does not exist, there are no images, or an image cannot be decoded.
@@ -169,12 +170,24 @@ def image_batches(
                 )
             warn(f"{what}; it is left out")
         kept = [row for row in range(len(some)) if row not in decoded.corrupt]
-        # Names of files may be bytes that are no text, which no output could hold.
-        names = [
-            clean(str(some[row].relative_to(images)) if images.is_dir() else some[row].name) for row in kept
-        ]
+        names = [str(some[row].relative_to(images)) if images.is_dir() else some[row].name for row in kept]
         if kept:
             yield names, torch.from_numpy(decoded.pixels[kept])
+
+
+def _as_text(names: list[str]) -> list[str]:
+    r"""Names of files as UTF-8: unchanged, but for bytes that are no text, which become ``\xe9``.
+
+    Raises:
+        UserError: Two files would have one name.
+    """
+    texts = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
+    if len(set(texts)) < len(texts):
+        twin = next(text for text, count in Counter(texts).items() if count > 1)
+        raise UserError(
+            f"two files would both be called {twin}, as one of the names is not UTF-8; rename that one"
+        )
+    return texts
 
 
 def save_embeddings(path: Path, names: list[str], h: Tensor) -> None:
@@ -207,10 +220,11 @@ def _npz(names: list[str], h: Tensor) -> bytes:
 def _csv(names: list[str], h: Tensor) -> bytes:
     file = io.BytesIO()
     lines = io.TextIOWrapper(file, "utf-8", newline="")
-    writer = csv.writer(lines, lineterminator="\n")
+    # By default, Python 3.11 does not quote a carriage return.
+    writer = csv.writer(lines, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writerow(["name", *(f"h{i}" for i in range(h.shape[1]))])
     for name, row in zip(names, h.cpu(), strict=True):  # all as Python numbers take eight times the memory
-        writer.writerow([name, *map(repr, row.tolist())])
+        writer.writerow([name, *row.tolist()])
     lines.detach()
     return file.getvalue()
 

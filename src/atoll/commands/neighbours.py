@@ -20,7 +20,7 @@ from atoll.core.errors import UserError, warn
 from atoll.core.process_state import standard_settings
 from atoll.core.rng import stream
 from atoll.core.run_folder import NEIGHBOURS, SITES, Run
-from atoll.core.text import short
+from atoll.core.text import clean, short
 from atoll.core.tree import Tree
 from atoll.data.decode import Encoded, decode_batch
 from atoll.data.images import Pixels, StoredPixels
@@ -186,7 +186,7 @@ def _folder(encoder: Encoder, images: Path, limit: int | None = None) -> Gallery
     names: list[str] = []
     pixels: list[Tensor] = []
     for some, batch in image_batches(encoder, images):
-        names += some
+        names += map(clean, some)
         pixels.append(batch)
         if limit is not None and len(names) >= limit:
             break
