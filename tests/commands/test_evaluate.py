@@ -215,6 +215,7 @@ def test_a_column_called_client_determines_the_clients_wherever_it_stands():
     natural = PartitionOptions(kind="natural")
     assert natural.client_column(["age", "client"]) == "client"
     assert natural.client_column(["site"]) == "site"
+    assert natural.client_column(["site"], unread=["hospital"]) is None
     assert natural.client_column(["age", "site"]) is None
     assert replace(natural, column="age").client_column(["age", "client"]) == "age"
     assert PartitionOptions(kind="iid").client_column(["client"]) is None

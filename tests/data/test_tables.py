@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from atoll.core.errors import UserError
-from atoll.data.options import DataOptions
+from atoll.data.options import DataOptions, PartitionOptions
+from atoll.data.partition.make import partition_images
 from atoll.data.sources import load_data
 
 
@@ -59,3 +60,52 @@ def test_values_that_are_no_split_are_told_with_their_rows(load):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(load({"test_split": "valid"}, split=["train", "valid", "test"], label=[0, 0, 0]).test) == 1
+
+
+def clients(splits):
+    partition = partition_images(splits.train, PartitionOptions("natural"), seed=0)
+    return partition.names, partition.sizes
+
+
+def test_a_text_column_client_names_the_natural_clients(load):
+    """A whole number beside it, such as a year, does not."""
+    splits = load(label=[0, 1, 0], client=["north", "south", "north"], year=[1, 1, 1])
+    assert clients(splits) == (["north", "south"], [2, 1])
+
+
+def test_natural_clients_are_not_guessed_among_columns(load):
+    splits = load(label=[0, 1, 0], hospital=["north", "south", "north"], age=[40, 50, 60])
+    with pytest.raises(
+        UserError,
+        match=r"among several columns; set partition\.column \(and data\.natural_column, if it is hospital\) "
+        "to the column of the clients: age, hospital$",
+    ):
+        clients(splits)
+    splits = load(label=[0, 1, 0], client=["north", None, "north"], age=[40, 50, 60])  # too few names
+    with pytest.raises(UserError, match=r"among several columns.*: age, client$"):
+        clients(splits)
+    with pytest.raises(UserError, match=r"a column of texts in data\.natural_column \(hospital, town\); for"):
+        clients(load(label=[0, 1], hospital=["north", "south"], town=["a", "b"]))
+
+
+def test_the_only_column_names_the_natural_clients(load):
+    assert clients(load(label=[0, 1, 0], site=[7, 9, 7])) == (["site=7", "site=9"], [2, 1])
+    named = {"natural_column": "site"}
+    splits = load(named, label=[0, 1, 0], site=["a", "b", "a"], town=["x", "y", "z"])
+    assert clients(splits) == (["a", "b"], [2, 1])
+
+
+@pytest.mark.parametrize(("name", "values"), [("class", ["cat", "dog", "cat"]), ("Label", [0, 1, 0])])
+def test_a_column_that_may_hold_the_labels_is_told(load, name, values):
+    told = (
+        rf"no column is called 'label', .*; if {name} holds their labels, set data\.label_column = '{name}'"
+    )
+    columns = {name: values, "age": [1, 2, 3]}
+    with pytest.warns(UserWarning, match=told) as caught:
+        assert load(**columns).train.labels is None
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load({"label_column": name}, **columns).train.labels.tolist() == [0, 1, 0]
+        assert load({"labels": False}, **columns).train.labels is None
+        assert load(age=[1, 2, 3]).train.labels is None

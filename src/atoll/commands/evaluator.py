@@ -134,7 +134,8 @@ def client_shares(
     """Split the test images among a partition's clients; None if no protocol needs that, or it is impossible."""
     if partition is None or not any(name.startswith(PREFIX) for name in protocols):
         return None
-    column = SHIFTED if SHIFTED in test.columns else partition.options.client_column(train.columns)
+    natural = partition.options.client_column(train.columns, train.unread)
+    column = SHIFTED if SHIFTED in test.columns else natural
     ids, draws = partition.client_ids(train), stream(partition.seed, "client-tests")
     return split_test(train, test, ids, column, draws) or None
 

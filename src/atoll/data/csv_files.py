@@ -16,7 +16,7 @@ from atoll.core.files import content_digest
 from atoll.core.text import few, first_line, plural
 from atoll.data.options import DataOptions, find_test
 from atoll.data.records import FileRecords, Listing
-from atoll.data.tables import is_text, other_columns, refuse_missing_columns, split_listing, table_listing
+from atoll.data.tables import is_text, list_columns, refuse_missing_columns, split_listing, table_listing
 
 _SUFFIXES = (".csv", ".tsv")
 _DELIMITERS = ",;\t"
@@ -94,9 +94,8 @@ def _listing(path: Path, table: pa.Table, options: DataOptions, test: bool = Fal
             f"column {image!r} are relative to {path.parent}"
         )
     records = ListedRecords(path.parent, tuple(names), path)
-    return table_listing(
-        records, table.select(other_columns(table.schema, options)), options, str(path), test
-    )
+    columns = list_columns(table.schema, options, image)
+    return table_listing(records, table, columns, options, str(path), test)
 
 
 def _read(path: Path) -> pa.Table:

@@ -146,6 +146,7 @@ class ImageSet:
         columns: Further integer columns, each (N,) int64: ``domain``, or ``client`` for a folder per client.
         column_values: Names of a column's values, for columns with names.
         fingerprint: Hash of the content and the decoding; the same on every machine.
+        unread: Names of the source's columns that may hold clients and were not read.
 
     Example:
         >>> import torch
@@ -162,6 +163,7 @@ class ImageSet:
     columns: dict[str, Tensor] = field(default_factory=dict)
     column_values: dict[str, list[str]] = field(default_factory=dict)
     fingerprint: str = ""
+    unread: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -185,6 +187,7 @@ class ImageSet:
             columns={name: values.index_select(0, indices) for name, values in self.columns.items()},
             column_values=self.column_values,
             fingerprint=subset_fingerprint(self.fingerprint, indices),
+            unread=self.unread,
         )
 
 

@@ -92,14 +92,14 @@ def read_hub(options: DataOptions, download: bool = True) -> tuple[Listing, List
 def _hub_listing(dataset: Any, split: str, options: DataOptions, test: bool = False) -> Listing:
     table = dataset.data.table
     where = f"{options.path}:{split}"
-    image, others = choose_columns(table.schema, options, where, test)
-    item = _TableImage(dataset.data, image)
+    columns = choose_columns(table.schema, options, where, test)
+    item = _TableImage(dataset.data, columns.image)
     digest = hashlib.blake2b(digest_size=16)
     for row in range(table.num_rows):
         data = item(row)
         digest.update(len(data).to_bytes(8, "little") + data)
     records = ItemRecords(table.num_rows, item, where, digest.hexdigest())
-    listing = table_listing(records, table.select(others), options, where, test)
+    listing = table_listing(records, table, columns, options, where, test)
     for name, codes in {"": listing.labels, **listing.columns}.items():
         if codes is not None:
             digest.update(name.encode() + codes.astype("<i8").tobytes())

@@ -21,6 +21,7 @@ SOURCES = (
 WITHOUT_PATH = ("digits", "synthetic")
 KINDS = ("iid", "quantity", "dirichlet", "skew", "shards", "single-class", "natural", "centralised")
 OWN = '"module:attribute", a dataset of your code, or a function that returns one'
+CLIENT = "client"  # the column of clients, unless the recipe names another
 BY_CLASS = ("dirichlet", "skew", "shards", "single-class")  # kinds that split classes, or clusters
 
 Held = Annotated[float, AtLeast(0), Below(1)]
@@ -95,8 +96,8 @@ class DataOptions(Options, section="data"):
             of the image files' names; by default the first whose first value is a file.
         label_column: Parquet, CSV and hub: the column of classes; by default ``label`` if there is one. Tar: the
             key in ``KEY.json``.
-        natural_column: Parquet, CSV and hub: a text column to read for the natural partition (integer columns are
-            always read). Tar: a key in ``KEY.json``.
+        natural_column: Parquet, CSV and hub: a text column to read for the natural partition (integer columns, and
+            a column ``client``, are always read). Tar: a key in ``KEY.json``.
         labels: Whether labels are read.
         on_corrupt: If an image cannot be decoded, ``"refuse"`` the source or ``"skip"`` the image.
         window: Conversion of more than 8 bits to 8: ``"fixed"`` maps window_low..window_high to 0..255,
@@ -189,8 +190,8 @@ class PartitionOptions(Options, section="partition"):
             train is an error.
         retries: Maximum number of Dirichlet draws.
         column: Column to read instead of the labels: the clients of ``"natural"`` (by default ``client``,
-            or the only column), or cluster ids for ``"dirichlet"``, ``"skew"``, ``"shards"`` and
-            ``"single-class"``.
+            or the only column beside those of images, labels and splits), or cluster ids for ``"dirichlet"``,
+            ``"skew"``, ``"shards"`` and ``"single-class"``.
         features: Split clusters of features instead of labels (Dec-SSL). The features are those of a run's folder
             or of an encoder's file, or with ``"untrained"`` those of the run's encoder before training. They are
             reduced by PCA, whitened, and clustered by k-means.
@@ -229,13 +230,18 @@ class PartitionOptions(Options, section="partition"):
                 "set partition.variant = 'l-dawa' or partition.balanced = false"
             )
 
-    def client_column(self, columns: Collection[str]) -> str | None:
-        """The column that determines the clients, or replaces the labels; None if there is none to choose."""
+    def client_column(self, columns: Collection[str], unread: Collection[str] = ()) -> str | None:
+        """The column that determines the clients, or replaces the labels; None if there is none to choose.
+
+        Args:
+            columns: Names of the columns that were read.
+            unread: Names of others that may hold the clients.
+        """
         if self.column is not None or self.kind != "natural":
             return self.column
-        if "client" in columns:
-            return "client"
-        return next(iter(columns)) if len(columns) == 1 else None
+        if CLIENT in columns:
+            return CLIENT
+        return next(iter(columns)) if len(columns) == 1 and not unread else None
 
     @property
     def smallest_client(self) -> int:

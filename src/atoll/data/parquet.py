@@ -187,8 +187,8 @@ def _listing(
     for path, schema in paired:
         if schema.names != schemas[0].names:
             raise UserError(f"{path} has other columns than {files[0].name}; the files of a split must match")
-    image, others = choose_columns(schemas[0], options, str(files[0]), test)
-    for column in others:
+    columns = choose_columns(schemas[0], options, str(files[0]), test)
+    for column in columns.read:
         named = [(path, names) for path, schema in paired if (names := class_names(schema, column))]
         for path, names in named[1:]:
             if names != named[0][1]:
@@ -196,7 +196,7 @@ def _listing(
                     f"{path} numbers the values of column {column!r} otherwise than {named[0][0].name}; write the "
                     "files of a split with the same names in one order"
                 )
-    tables = [open_parquet(path).read(columns=others, use_threads=False) for path in files]
+    tables = [open_parquet(path).read(columns=columns.read, use_threads=False) for path in files]
     try:  # shards may differ in the width of a column's numbers, or hold nothing in one
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
@@ -205,4 +205,5 @@ def _listing(
             "write them with the same types"
         ) from error
     beside = open_parquet(other[0]).schema_arrow if other else NO_NAMES
-    return table_listing(ParquetRecords(files, image), table, options, str(files[0]), test, beside)
+    records = ParquetRecords(files, columns.image)
+    return table_listing(records, table, columns, options, str(files[0]), test, beside)

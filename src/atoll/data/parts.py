@@ -173,7 +173,11 @@ def _columns(names: Collection[str]) -> tuple[str, str | None]:
 def columns_like_labels(part: Part) -> list[str]:
     """Columns of an unlabelled part's items, if they are dicts, whose names are like those of labels."""
     item = part.sample.dataset[0] if isinstance(part.sample, _Items) and part.size else None
-    names = map(str, item) if isinstance(item, Mapping) else ()
+    return like_labels(map(str, item) if isinstance(item, Mapping) else ())
+
+
+def like_labels(names: Iterable[str]) -> list[str]:
+    """Those names of columns that are like those of labels."""
     return [name for name in names if name == "y" or any(word in name.lower() for word in LIKE_LABEL)]
 
 

@@ -137,6 +137,7 @@ class Listing:
         classes: Class names by label; empty without labels.
         columns: Further integer columns, each (N,) int64.
         column_values: Names of a column's values, for columns with names.
+        unread: Names of columns that may hold clients and were not read.
     """
 
     records: Records
@@ -144,6 +145,7 @@ class Listing:
     classes: list[str] = field(default_factory=list)
     columns: dict[str, Rows] = field(default_factory=dict)
     column_values: dict[str, list[str]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.records)

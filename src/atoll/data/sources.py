@@ -224,6 +224,7 @@ def _intact(listing: Listing, opened: Opened, labels: bool) -> ImageSet:
             name: [clean(value) for value in values] for name, values in read.column_values.items()
         },
         fingerprint=opened.fingerprint,
+        unread=read.unread,
     )
     if not opened.corrupt:
         return images

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from atoll.core.errors import UserError, did_you_mean, warn
 from atoll.core.text import few, plural
-from atoll.data.options import DataOptions, held_out_names
+from atoll.data.options import CLIENT, DataOptions, held_out_names
+from atoll.data.parts import like_labels
 from atoll.data.records import Listing, Records, Rows, encode
 
 NO_NAMES = pa.schema([])
@@ -18,9 +20,21 @@ SPLIT = "split"  # the column whose values are splits
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
-def choose_columns(
-    schema: pa.Schema, options: DataOptions, where: str, test: bool = False
-) -> tuple[str, list[str]]:
+class Columns(NamedTuple):
+    """Names of a table's columns.
+
+    Attributes:
+        image: The column of images.
+        read: Those of labels and attributes.
+        unread: Those of text that are not read. One of them may name the clients.
+    """
+
+    image: str
+    read: list[str]
+    unread: list[str]
+
+
+def choose_columns(schema: pa.Schema, options: DataOptions, where: str, test: bool = False) -> Columns:
     """Choose the image column and the columns of labels and attributes.
 
     Args:
@@ -28,9 +42,6 @@ def choose_columns(
         options: The recipe's ``[data]`` section.
         where: Name of the file or table, for error messages.
         test: Whether it is the test split, which need not contain the clients.
-
-    Returns:
-        The name of the image column, and the names of the other columns to read.
 
     Raises:
         UserError: A named column is missing, or no column holds images.
@@ -44,7 +55,7 @@ def choose_columns(
             if image
             else f"{where} has no column of images (bytes of image files) among {', '.join(schema.names)}"
         )
-    return image, other_columns(schema, options)
+    return list_columns(schema, options, image)
 
 
 def refuse_missing_columns(names: Sequence[str], options: DataOptions, where: str, test: bool) -> None:
@@ -55,21 +66,29 @@ def refuse_missing_columns(names: Sequence[str], options: DataOptions, where: st
             raise UserError(f"{where} has no column {name!r} (data.{option}); {did_you_mean(name, names)}")
 
 
-def other_columns(schema: pa.Schema, options: DataOptions) -> list[str]:
-    """Names of the columns of labels and attributes; see `choose_columns`."""
+def list_columns(schema: pa.Schema, options: DataOptions, image: str) -> Columns:
+    """List the columns beside that of images; see `choose_columns`.
+
+    All whole numbers are read. Of text, which takes longer, only the labels, `CLIENT` and the column that the
+    recipe names.
+    """
     label = _label_column(options, schema.names)
-    wanted = {label if options.labels else None, options.natural_column} - {None}
-    return [
-        f.name
-        for f in schema
-        if f.name in wanted
-        or (f.name != label and (pa.types.is_integer(f.type) or pa.types.is_boolean(f.type)))
-    ]
+    named = {label if options.labels else None, options.natural_column}
+    columns = Columns(image, [], [])
+    for field in schema:
+        number = pa.types.is_integer(field.type) or pa.types.is_boolean(field.type)
+        text = is_text(field.type)
+        if field.name in named or (field.name != label and (number or (text and field.name == CLIENT))):
+            columns.read.append(field.name)
+        elif text and field.name not in (label, image, SPLIT):
+            columns.unread.append(field.name)
+    return columns
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column's type is one of Arrow's types of text."""
-    return any(is_kind(kind) for is_kind in _TEXT)
+    """Whether a column's type is one of Arrow's types of text, or of pandas' categories of text."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(is_kind(plain) for is_kind in _TEXT)
 
 
 def _label_column(options: DataOptions, names: Sequence[str]) -> str | None:
@@ -85,6 +104,7 @@ def _holds_images(kind: pa.DataType) -> bool:
 def table_listing(
     records: Records,
     table: pa.Table,
+    chosen: Columns,
     options: DataOptions,
     where: str,
     test: bool = False,
@@ -95,6 +115,7 @@ def table_listing(
     Args:
         records: The records, one per row of the table.
         table: The labels and further columns.
+        chosen: The names of all columns.
         options: The recipe's ``[data]`` section.
         where: Name of the file or table, for error messages.
         test: Whether it is the test split, as for `choose_columns`.
@@ -109,9 +130,11 @@ def table_listing(
     classes: list[str] = []
     columns: dict[str, Rows] = {}
     column_values: dict[str, list[str]] = {}
-    for name in table.column_names:
+    unread = list(chosen.unread)
+    for name in chosen.read:
         if table.column(name).null_count and name not in required:
-            continue  # an optional column with missing values is ignored
+            unread.append(name)  # an optional column with missing values is ignored
+            continue
         given = class_names(table.schema, name) or (class_names(beside, name) if name == label else [])
         codes, names = _codes(name, table.column(name), given, where, records)
         if name == label:
@@ -120,7 +143,14 @@ def table_listing(
             columns[name] = codes
             if names:
                 column_values[name] = names
-    return Listing(records, labels, classes, columns, column_values)
+    if options.labels and label is None and not test and (likely := like_labels([*columns, *unread])):
+        warn(
+            f"{where}: no column is called 'label', so the images count as unlabelled; if {' or '.join(likely)} "
+            f"holds their labels, set data.label_column = {likely[0]!r}, and otherwise data.labels = false"
+        )
+    # Once the recipe names the clients' column, others are no candidates.
+    candidates = () if options.natural_column else tuple(unread)
+    return Listing(records, labels, classes, columns, column_values, candidates)
 
 
 def _codes(
@@ -158,10 +188,7 @@ def _filled(name: str, column: pa.ChunkedArray, where: str, records: Records) ->
 
 def has_splits(schema: pa.Schema) -> bool:
     """Whether a table says in a column of text to which split each row belongs."""
-    if SPLIT not in schema.names:
-        return False
-    kind = schema.field(SPLIT).type
-    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    return SPLIT in schema.names and is_text(schema.field(SPLIT).type)
 
 
 def split_listing(

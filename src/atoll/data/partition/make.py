@@ -43,6 +43,7 @@ def make_partition(
     clusters: Tensor | None = None,
     classes: Sequence[str] = (),
     column_values: Mapping[str, Sequence[str]] | None = None,
+    unread: Sequence[str] = (),
     fingerprint: str = "",
 ) -> Partition:
     """Split `num_samples` training images among clients.
@@ -57,6 +58,7 @@ def make_partition(
             the labels.
         classes: Class names; they determine the number of classes if the last classes have no image.
         column_values: Names of the columns' values, for the names of natural clients.
+        unread: Names of columns that may hold natural clients and are not among `columns`.
         fingerprint: Fingerprint of the training set, for the record.
 
     Shape:
@@ -89,7 +91,7 @@ def make_partition(
         raise UserError("there are no training images to split among clients")
     if options.features and clusters is None and options.kind != "centralised":
         raise ValueError("partition.features needs the cluster of each image")
-    task = _Task(options, labels, columns, column_values or {}, clusters, num_samples, seed)
+    task = _Task(options, labels, columns, column_values or {}, unread, clusters, num_samples, seed)
     if options.kind not in ("natural", "centralised"):
         task.check_size(options.clients)
     names, shares = _KINDS[options.kind](task)
@@ -138,6 +140,7 @@ def partition_images(
         clusters=clusters,
         classes=images.classes,
         column_values=images.column_values,
+        unread=images.unread,
         fingerprint=images.fingerprint,
     )
     if options.sit_out_below is None:
@@ -164,6 +167,7 @@ class _Task:
     labels: Tensor | None
     columns: Mapping[str, Tensor]
     column_values: Mapping[str, Sequence[str]]
+    unread: Sequence[str]
     clusters: Tensor | None
     num_samples: int
     seed: int
@@ -284,16 +288,18 @@ def _single_class(task: _Task) -> _Split:
 
 def _natural(task: _Task) -> _Split:
     if not task.columns and task.options.column is None:
+        offered = f" ({', '.join(task.unread)})" if task.unread else ""
         raise UserError(
             "partition.kind = 'natural' needs a column with the client of each image, and none was read; "
-            "of Parquet, CSV, the hub and tar, name a column of texts in data.natural_column; for folders of "
-            "clients, set data.source = 'clients'"
+            f"of Parquet, CSV, the hub and tar, name a column of texts in data.natural_column{offered}; for "
+            "folders of clients, set data.source = 'clients'"
         )
-    name = task.options.client_column(task.columns)
+    name = task.options.client_column(task.columns, task.unread)
     if name is None:
+        too = f" (and data.natural_column, if it is {' or '.join(task.unread)})" if task.unread else ""
         raise UserError(
-            "partition.kind = 'natural' cannot choose among several columns; set partition.column to the "
-            f"column of the clients: {', '.join(task.columns)}"
+            f"partition.kind = 'natural' cannot choose among several columns; set partition.column{too} to the "
+            f"column of the clients: {', '.join([*task.columns, *task.unread])}"
         )
     values = task.column(name).numpy()
     known = task.column_values.get(name)
