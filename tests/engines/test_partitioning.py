@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import warnings
 
 import pytest
 import torch
+from PIL import Image
 
 from atoll.commands.evaluate import measure_run
 from atoll.commands.run import run_recipe
@@ -13,7 +15,7 @@ from atoll.data.partition.feature_clusters import feature_clusters
 from atoll.data.sources import load_data
 from atoll.engines import partitioning
 from atoll.engines.federation import Federation
-from atoll.engines.partitioning import cluster_images
+from atoll.engines.partitioning import cluster_images, partition_clients
 from atoll.evaluation import embed
 from atoll.recipe import engine_options
 from tests.harness import final_models, run_tiny, tiny
@@ -191,3 +193,21 @@ def test_another_architecture_with_the_same_weights_has_clusters_of_its_own(cach
     for stem, expected in alone.items():  # the second finds the first's in the cache
         found = Federation(tiny(*CLUSTERS, f"model.stem={stem}")).partition.cluster_counts.tolist()
         assert found == expected
+
+
+def test_folders_of_clients_whose_images_are_dealt_to_others_are_told(tmp_path):
+    for shade, client in enumerate(("north", "south") * 4):
+        (tmp_path / client).mkdir(exist_ok=True)
+        Image.new("L", (8, 8), 10 * shade).save(tmp_path / client / f"{shade}.png")
+    folders = ("data.source=clients", f"data.path={tmp_path}", "data.test_fraction=0", "partition.clients=3")
+    images = load_data(tiny(*folders).data, 0).train
+    told = (
+        r"because partition\.kind = 'iid'; to keep the folders as clients, set partition\.kind = 'natural'$"
+    )
+    with pytest.warns(UserWarning, match=told):
+        dealt = partition_clients(images, tiny(*folders, "partition.kind=iid"))
+    assert len(dealt) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = partition_clients(images, tiny(*folders, "partition.kind=natural"))
+    assert kept.names == ["north", "south"]

@@ -101,6 +101,15 @@ def test_a_row_of_numbers_is_a_list(widths: object) -> None:
     assert {type(width) for width in found} == {int}
 
 
+def test_the_folders_of_clients_are_the_clients_unless_the_recipe_or_its_base_says_otherwise() -> None:
+    folders = {"data": {"source": "clients", "path": "scans"}, "partition": {"clients_per_value": 2}}
+    assert complete_table(folders)["partition"] == {"kind": "natural", "clients_per_value": 2}
+    assert tomllib.loads(make_recipe(folders).to_toml())["partition"]["kind"] == "natural"
+    assert complete_table(folders, ["partition.kind=iid"])["partition"]["kind"] == "iid"
+    assert complete_table({"base": "digits", **folders})["partition"]["kind"] == "dirichlet"
+    assert "kind" not in complete_table({"partition": {"clients": 3}})["partition"]
+
+
 @pytest.mark.parametrize(("table", "sentence"), BAD)
 def test_what_we_refuse_an_editor_refuses(table: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError) as refused:

@@ -169,8 +169,9 @@ class PartitionOptions(Options, section="partition"):
         kind: ``"iid"`` (equal random parts), ``"quantity"`` (random parts, sizes drawn from Dir(α)),
             ``"dirichlet"`` (label proportions drawn from Dir(α)), ``"skew"`` (β-skewness),
             ``"shards"`` (a fixed number of classes at each client),
-            ``"single-class"`` (one client for each class), ``"natural"`` (one client for each value of a column) or
-            ``"centralised"`` (one client holds all).
+            ``"single-class"`` (one client for each class), ``"natural"`` (one client for each value of a column, or
+            for each folder of ``data.source = "clients"``, for which it is the default) or ``"centralised"`` (one
+            client holds all).
         clients: Number of clients K; ``"natural"`` and ``"centralised"`` determine it themselves and ignore this
             option.
         alpha: α of the Dirichlet distribution. A small α gives skewed parts, a large one nearly IID parts.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.components.base import init_seed, seeded
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.files import cache_folder, hash_bytes
 from atoll.core.threads import threads
 from atoll.core.tree import load, save
@@ -39,6 +39,12 @@ def partition_clients(images: ImageSet, recipe: Recipe) -> Partition:
     Raises:
         UserError: The partition does not exist for these images, or the encoder of the features cannot be used.
     """
+    kind = recipe.partition.kind
+    if recipe.data.source == "clients" and kind not in ("natural", "centralised"):
+        warn(
+            f"the images of all folders of clients are dealt to other clients, because partition.kind = {kind!r}; "
+            "to keep the folders as clients, set partition.kind = 'natural'"
+        )
     return partition_images(images, recipe.partition, recipe.seed, cluster_images(images, recipe))
 
 

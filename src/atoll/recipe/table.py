@@ -102,6 +102,7 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     """Merge a recipe's table over its ``base``, if any, and ``key=value`` settings over both.
 
     None resets a key or a section to its default. A path is read as text, a scalar of NumPy or PyTorch as a number.
+    The folders of ``data.source = "clients"`` are the clients, unless ``partition.kind`` is given.
 
     Raises:
         UserError: A key is unknown, or a value has the wrong type or is out of range.
@@ -118,6 +119,8 @@ def complete_table(table: Mapping[str, Any], settings: Sequence[str] = ()) -> di
     table = reset(over(table, changes), schema)
     _check_sections(table, schema["properties"])
     check(schema, table, "")
+    if table.get("data", {}).get("source") == "clients":
+        table = over({"partition": {"kind": "natural"}}, table)
     _check_method(table.get("method", {}), table.get("options", {}))
     return table
 
