@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
 from atoll.models import ModelOptions, build_encoder, save_encoder
 from atoll.recipe.recipe import load_recipe
-from tests.shapes import write_coco, write_parquet
+from tests.shapes import SIDE, draw, write_coco, write_parquet
 
 SMALL = [
     "size=48",
@@ -150,6 +152,52 @@ def test_results_of_other_options_are_not_mixed(folder: Path, tmp_path: Path, se
     run(folder, tmp_path)
     with pytest.raises(UserError, match=f"was made with options.{key} = "):
         run(folder, tmp_path, setting)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda data: data[: len(data) // 2], r"100\.png .* cannot be decoded: .* \(2 such images\)$"),
+        (lambda data: _png(SIDE + 8), r"100\.png .* has 104×104 pixels and is annotated as 96×96.* \(2 such"),
+    ],
+    ids=["truncated", "resized"],
+)
+def test_an_image_that_cannot_be_used_is_refused_before_the_training(
+    folder: Path, tmp_path: Path, split: str, damage: Callable[[bytes], bytes], sentence: str
+) -> None:
+    data = write_coco(tmp_path / "data")
+    for name in ("100.png", "101.png"):
+        file = data / split / name
+        file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=sentence):
+        prepare_detection(folder / "encoder.safetensors", str(data), parse_options(SMALL), out=tmp_path)
+
+
+def _png(side: int) -> bytes:
+    file = io.BytesIO()
+    draw(5, side)[0].save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_training_continues_after_a_test_image_was_replaced(folder: Path, tmp_path: Path) -> None:
+    def detected(out: str, progress: Any = None) -> list[dict[str, Any]]:
+        options = parse_options(SMALL)
+        job = prepare_detection(
+            folder / "encoder.safetensors", str(tmp_path / "data"), options, out=tmp_path / out
+        )
+        return detect(job, progress)
+
+    data = write_coco(tmp_path / "data")
+    with pytest.raises(KeyboardInterrupt):
+        detected("killed", Killed(2))
+    (data / "test" / "100.png").write_bytes(_png(SIDE))
+    assert lasting(detected("killed")[0]) == lasting(detected("whole")[0])
+    with pytest.raises(KeyboardInterrupt):
+        detected("other", Killed(2))
+    (data / "train" / "100.png").write_bytes(_png(SIDE))
+    with pytest.raises(UserError, match=r"was made with images\.train"):
+        detected("other")
 
 
 def test_results_of_another_encoder_are_not_mixed(folder: Path, tmp_path: Path) -> None:

@@ -43,8 +43,10 @@ from atoll.evaluation.detection.training import DetectorTraining
 from atoll.models import Encoder, load_encoder
 from atoll.models.options import rebuild_encoder
 
-# Options that a continued training may change: they do not change its result, but for rounding on another device.
+# Options that do not change a detector, but for rounding on another device.
 MAY_CHANGE = ("options.device", "options.save_every")
+# The training reads no test image; the fingerprint of its images covers the categories of both splits.
+_NOT_TRAINED_ON = (*MAY_CHANGE, "images.test")
 
 
 class Progress(Protocol):
@@ -102,7 +104,7 @@ def prepare_detection(
     seeds: int = 1,
     out: Path | None = None,
 ) -> DetectionJob:
-    """Find the encoder and read the images and annotations, which finds most errors.
+    """Find the encoder, and read and decode the images and annotations, which finds most errors.
 
     Args:
         run_or_encoder: Folder of a finished run, or an encoder's file.
@@ -119,14 +121,18 @@ def prepare_detection(
     if seeds < 1:
         raise UserError(f"--seeds is {seeds}; it must be at least 1")
     path = find_one_encoder(run_or_encoder)
+    encoder = load_encoder(path)
     with torch.random.fork_rng(devices=[]):
-        make_detector(load_encoder(path), 1, options)
+        make_detector(encoder, 1, options)
     train, test = load_detection(data, options.train_split, options.test_split)
     if not train.with_objects():
         raise UserError(f"{train.name} holds only crowds, and no object to learn from; give annotated images")
     if options.masks:
         train.require_masks()
         test.require_masks(crowds=True)
+    channels = int(encoder.spec["channels"])
+    train.check_images(train.with_objects(), channels)
+    test.check_images(range(len(test)), channels)
     name = Path(data).resolve().name + ("-masks" if options.masks else "")
     return DetectionJob(
         path, train, test, options, scratch, seeds, out or path.parent / DETECTION / name, name
@@ -207,11 +213,13 @@ def _about(job: DetectionJob, start: str) -> dict[str, Any]:
     }
 
 
-def _check_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """Check that earlier results are of the same options, images and weights."""
+def _check_same(
+    before: dict[str, Any], now: dict[str, Any], path: Path, may_change: Sequence[str] = MAY_CHANGE
+) -> None:
+    """Check that earlier results are of the same options, images and weights, but for what may change."""
     old, new = flatten({key: before.get(key) for key in now}), flatten(now)
     changed = next(
-        (key for key in sorted(old | new) if old.get(key) != new.get(key) and key not in MAY_CHANGE), None
+        (key for key in sorted(old | new) if old.get(key) != new.get(key) and key not in may_change), None
     )
     if changed is not None:
         raise UserError(
@@ -247,7 +255,7 @@ def _train(
             saved = tree.load(path)
         except UserError as error:
             raise UserError(f"{error}; delete it, and the training of this seed begins again") from None
-        _check_same(saved["about"], about, path)
+        _check_same(saved["about"], about, path, _NOT_TRAINED_ON)
         training.load(saved["training"])
         earlier = saved["cpu_seconds"]
     started = time.process_time()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -99,6 +99,23 @@ class DetectionSet:
                 "boxes do not fit it; correct the annotations"
             )
         return pixels
+
+    def check_images(self, rows: Iterable[int], channels: int) -> None:
+        """Decode images once, so that an image that cannot be used is found before any training.
+
+        This takes as long as the decoding in an epoch. A header alone does not reveal a truncated file.
+
+        Raises:
+            UserError: Some cannot be decoded, or have another size than annotated; the first is named.
+        """
+        wrong: list[str] = []
+        for row in rows:
+            try:
+                self.pixels(row, channels)
+            except UserError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise UserError(wrong[0] + (f" ({len(wrong)} such images)" if len(wrong) > 1 else ""))
 
     def target(self, row: int, masks: bool) -> dict[str, Tensor]:
         """Return what a torchvision detector learns from an image; crowds are left out.
