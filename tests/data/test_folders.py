@@ -65,8 +65,12 @@ def test_files_that_are_no_images_are_counted_by_suffix_in_one_line(tmp_path, pl
 
 def test_hidden_files_are_passed_over(tmp_path, place):
     place(tmp_path, "cat/a.png", "cat/.b.png", ".trash/c.png", "cat/.cache/d.png", "dog/e.png")
-    images = load("folder", tmp_path).train
-    assert (len(images), images.classes) == (2, ["cat", "dog"])
+    (tmp_path / ".git").mkdir()
+    with pytest.warns(
+        UserWarning, match=r"skipped hidden folders that hold images: \.trash; to read"
+    ) as caught:
+        images = load("folder", tmp_path).train
+    assert (len(images), images.classes, len(caught)) == (2, ["cat", "dog"], 1)
 
 
 @pytest.mark.parametrize("source", ["folder", "clients", "images"])

@@ -190,9 +190,15 @@ def _plain(folder: Path) -> Listing:
 
 def _folders(folder: Path, otherwise: str | None = None) -> list[Path]:
     """Folders in a folder, sorted by name; if there are none, raise `otherwise` as the error message."""
-    found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not found and otherwise is not None:
+    entries = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    found = [entry for entry in entries if not entry.name.startswith(".")]
+    if otherwise is None:
+        return found
+    if not found:
         raise UserError(otherwise)
+    hidden = [entry.name for entry in entries if entry.name.startswith(".") and _images(entry, folder)]
+    if hidden:
+        warn(f"{folder}: skipped hidden folders that hold images: {few(hidden)}; to read one, rename it")
     return found
 
 
