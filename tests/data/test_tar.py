@@ -198,8 +198,13 @@ def test_what_is_wrong_with_a_folder_or_file_is_said(samples, tmp_path):
     with pytest.raises(UserError, match=r"small\.tar is not a readable tar file without compression"):
         load(tmp_path / "small.tar")
     empty = shard(tmp_path / "empty.tar", {"a.txt": b"words"})
-    with pytest.raises(UserError, match=r"empty\.tar holds no images"):
+    with pytest.raises(UserError, match=r"empty\.tar holds no images \(.*\)$"):
         load(empty)
+    dotted = shard(tmp_path / "dotted.tar", {"a.txt": b"words", "x/img.v1.00.JPG": b"an image"})
+    with pytest.raises(
+        UserError, match=r"no images .*first dot of a name, so x/img\.v1\.00\.jpg is not taken"
+    ):
+        load(dotted)
 
 
 @pytest.mark.parametrize("source", ["tar", "parquet", "images"])

@@ -22,7 +22,7 @@ from atoll.core.errors import UserError, warn
 from atoll.core.files import content_digest, refuse_special
 from atoll.core.text import few, first_line
 from atoll.data.decode import Encoded
-from atoll.data.folders import IMAGE_SUFFIXES, SPLITS
+from atoll.data.folders import IMAGE_SUFFIXES, SPLITS, is_image
 from atoll.data.options import DataOptions, find_test, refuse_test_split
 from atoll.data.records import Listing, Rows, encode
 
@@ -126,12 +126,14 @@ def _listing(files: Sequence[Path], options: DataOptions) -> Listing:
     images: list[tuple[str, _Place]] = []
     labels: list[Any] = []
     attributes: list[Any] = []
+    cut = ""  # a member that is no image because its key ends early
     for number, path in enumerate(files):
         samples = _samples(number, path)
         with _opened(path) as file:
             for key, members in samples.items():
                 image = [suffix for suffix in members if suffix in IMAGE_SUFFIXES]
                 if not image:
+                    cut = cut or next((f"{key}{suffix}" for suffix in members if is_image(suffix[1:])), "")
                     continue
                 if len(image) > 1:
                     raise UserError(
@@ -142,7 +144,12 @@ def _listing(files: Sequence[Path], options: DataOptions) -> Listing:
                 labels.append(label)
                 attributes.append(attribute)
     if not images:
-        raise UserError(f"{files[0]} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        early = (
+            f"; a key ends at the first dot of a name, so {cut} is not taken for one: write dashes"
+            if cut
+            else ""
+        )
+        raise UserError(f"{files[0]} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}){early}")
     records = TarRecords(
         tuple(files),
         tuple(name for name, _ in images),
