@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from atoll.cli.main import main
+from atoll.commands.data import load_partition
+from atoll.core.errors import UserError
 from atoll.core.tree import load
 from atoll.engines.federation import Federation
 from atoll.report import write_report
@@ -66,3 +68,13 @@ def test_a_run_keeps_samples_of_what_its_clients_train_on_and_the_report_shows_t
 def test_clients_distances_have_the_mean_that_is_printed(kind):
     partition = Federation(tiny(f"partition.kind={kind}", "partition.classes_per_client=3")).partition
     assert sum(partition.distances()) / len(partition) == pytest.approx(partition.label_distance, rel=1e-5)
+
+
+def test_a_partition_that_no_run_trains_on_is_shown_with_a_warning(tmp_path, capsys):
+    small = ("data.limit=4", "data.test_fraction=0.5", "partition.kind=iid", "partition.clients=4")
+    with pytest.warns(
+        UserWarning, match=r"a run refuses this partition: 4 clients are too small to train: .* use"
+    ):
+        load_partition(tiny(*small))
+    with pytest.raises(UserError, match=r"^4 clients are too small to train"):
+        Federation(tiny(*small))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.core.config import describe
-from atoll.core.errors import UserError
+from atoll.core.errors import UserError, warn
 from atoll.core.files import write_whole
 from atoll.data.partition.partition import Partition
 from atoll.data.source_warnings import warn_of_classes, warn_of_copies
 from atoll.data.sources import Splits, load_data
-from atoll.engines.partitioning import client_images, described, partition_clients
+from atoll.engines.partitioning import client_images, described, partition_clients, why_too_small
 from atoll.recipe.recipe import Recipe
 from atoll.report.client_pictures import client_samples, clients_picture
 from atoll.report.wording import setting_words
@@ -26,7 +26,10 @@ def load_partition(recipe: Recipe) -> tuple[Splits, Partition]:
     warn_of_classes(splits.train, splits.test, recipe.data.limit)
     if splits.test is not None:
         warn_of_copies(splits.train, splits.test)
-    return splits, described(partition_clients(splits.train, recipe), recipe)
+    partition = partition_clients(splits.train, recipe)
+    if words := why_too_small(partition):
+        warn(f"a run refuses this partition: {words}")
+    return splits, described(partition, recipe)
 
 
 def draw_clients(recipe: Recipe, splits: Splits, partition: Partition, out: Path) -> None:

@@ -23,7 +23,6 @@ from atoll.data.client_data import FederatedClient
 from atoll.data.decode_workers import DecodeWorkers, is_streamed
 from atoll.data.images import DevicePixels, ImageSet
 from atoll.data.partition.partition import Partition
-from atoll.data.partition.small_clients import too_small_words
 from atoll.data.source_warnings import warn_of_classes
 from atoll.data.sources import Splits, load_data, settled
 from atoll.data.views.views import Views, is_local, make_views, try_transform
@@ -35,6 +34,7 @@ from atoll.engines.partitioning import (
     evaluation_splits,
     initial_encoder,
     partition_clients,
+    why_too_small,
 )
 from atoll.engines.update_checks import SizeLimit, max_update_size
 from atoll.engines.weight_names import buffer_names, travelling_names, update_names
@@ -228,13 +228,8 @@ class Federation:
 
 def _partition(images: ImageSet, recipe: Recipe) -> Partition:
     partition = partition_clients(images, recipe)
-    small = {name: size for name, size in zip(partition.names, partition.sizes, strict=True) if size < 2}
-    if small:
-        fewer = "" if recipe.partition.kind == "natural" else ", fewer clients or a larger partition.min_size"
-        raise UserError(
-            f"{too_small_words(small)}, and training needs at least 2 images in a batch; use more images{fewer}, "
-            "or let such clients sit out: partition.sit_out_below = 2"
-        )
+    if words := why_too_small(partition):
+        raise UserError(words)
     return partition
 
 

@@ -21,6 +21,7 @@ from atoll.data.images import ImageSet
 from atoll.data.partition.feature_clusters import feature_clusters
 from atoll.data.partition.make import partition_images
 from atoll.data.partition.partition import Partition
+from atoll.data.partition.small_clients import too_small_words
 from atoll.data.shifts.shift import Shift, shifted, shifted_held_out
 from atoll.data.sources import Splits
 from atoll.data.views.views import Views, make_views
@@ -46,6 +47,18 @@ def partition_clients(images: ImageSet, recipe: Recipe) -> Partition:
             "to keep the folders as clients, set partition.kind = 'natural'"
         )
     return partition_images(images, recipe.partition, recipe.seed, cluster_images(images, recipe))
+
+
+def why_too_small(partition: Partition) -> str:
+    """Reason why no run can train on a partition, because clients have one image; empty if it can."""
+    small = {name: size for name, size in zip(partition.names, partition.sizes, strict=True) if size < 2}
+    if not small:
+        return ""
+    fewer = "" if partition.options.kind == "natural" else ", fewer clients or a larger partition.min_size"
+    return (
+        f"{too_small_words(small)}, and training needs at least 2 images in a batch; use more images{fewer}, "
+        "or let such clients sit out: partition.sit_out_below = 2"
+    )
 
 
 def cluster_images(images: ImageSet, recipe: Recipe) -> Tensor | None:
