@@ -30,6 +30,15 @@ def test_a_finished_run_can_be_renamed(folder):
     assert Run(folder).read("recipe.toml") == text
 
 
+def test_a_finished_run_that_is_asked_for_fewer_protocols_keeps_its_results_and_says_so(folder):
+    before = remains(Run(folder))
+    with pytest.warns(
+        UserWarning, match=r"keeps its results of all protocols, knn, though evaluation\.at_end"
+    ):
+        run_tiny(folder, *SETTINGS, "evaluation.at_end=[]", resume=True)
+    assert same(remains(Run(folder)), before)
+
+
 def test_a_protocol_that_the_encoder_cannot_have_leaves_a_finished_run_alone(tmp_path):
     vit = ("model.encoder=vit-tiny", "model.width=64", "model.depth=1", "model.patch=4", "model.stem=")
     at_end, refused = (

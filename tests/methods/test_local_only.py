@@ -43,3 +43,10 @@ def test_with_nothing_to_fold_other_aggregations_are_refused():
     ):
         federation("method.name=featarc", "method.merge=local_only")
     federation("method.name=featarc", "method.merge=local_only", "method.aggregation=fedavg")
+
+
+def test_with_nothing_to_fold_server_steps_are_refused():
+    with pytest.raises(
+        UserError, match=r"'fedadam' would have no step to take; set method\.server = 'direct'"
+    ):
+        federation("method.name=local_only", "method.server=fedadam")

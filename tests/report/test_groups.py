@@ -21,6 +21,16 @@ def test_seed_and_workers_make_no_other_experiment(tmp_path):
     assert [(group.label, group.seeds) for group in groups] == [("ssd", [0, 1]), ("moon", [0])]
 
 
+def test_an_unfinished_seed_stays_with_the_others(tmp_path):
+    """It has not recorded which images it is evaluated on."""
+    runs = [make_run(tmp_path / str(seed), seed=seed, results={} if seed == 0 else None) for seed in range(3)]
+    for run in runs:
+        (run / "held_out.json").write_text(json.dumps({"fingerprint": "a"}))
+    (runs[0] / "evaluation.json").unlink(missing_ok=True)
+    (group,) = grouped(*runs)
+    assert (group.seeds, group.evaluated) == ([0, 1, 2], (1, 2))
+
+
 def test_namesakes_are_told_apart_by_what_differs(tmp_path):
     options = [{"options": {"dsr": {"alpha": alpha}}} for alpha in (0.5, 2.0)]
     groups = grouped(*(make_run(tmp_path / f"{i}", recipe=recipe) for i, recipe in enumerate(options)))

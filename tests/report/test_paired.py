@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from atoll.core.run_folder import Run
 from atoll.report import write_report
+from atoll.report.comparison import comparison_cells
 from atoll.report.paired import paired, verdict, with_interval
 from tests.report.pages import Page
 from tests.report.run_folders import evaluation, make_run
@@ -103,3 +105,36 @@ def test_another_protocol_or_other_images_have_no_difference(tmp_path):
         ["moon2 common seeds", "+0.00 [+0.00, +0.00], cannot tell", "–"],
     ]
     assert "A dash stands for another protocol" in page.text
+
+
+def test_without_results_the_first_method_is_not_the_base(tmp_path):
+    folders = [
+        make_run(tmp_path / f"{method}{seed}", method, seed) for method in ("a", "b", "c") for seed in (0, 1)
+    ]
+    for folder in folders[:2]:
+        (folder / "evaluation.json").unlink()
+    page = Page(write_report(folders, tmp_path / "report.html"))
+    (caption,) = (caption for caption in page.tables if caption.startswith("Differences"))
+    assert caption == "Differences from b, paired by seed"
+    assert [row[0] for row in page.tables[caption]] == ["method", "c2 common seeds"]
+    (folders[2] / "evaluation.json").unlink()
+    labels = [row[0] for row in comparison_cells([Run(folder) for folder in folders])[1]]
+    assert labels == ["Untrained encoder", "a", "b (1 of 2 runs)", "c"]
+
+
+def test_methods_of_other_seeds_are_told_with_them_and_have_no_difference(tmp_path):
+    folders = [
+        make_run(tmp_path / f"{name}{seed}", name, seed)
+        for name, seed in zip("aabb", (0, 1, 1, 2), strict=True)
+    ]
+    page = write_report(folders, tmp_path / "report.html")
+    assert not [caption for caption in Page(page).tables if caption.startswith("Differences")]
+    assert "No differences are shown: no other method has two of the seeds of a." in page.read_text()
+    assert [row[0] for row in Page(page).tables["Results by method"][-2:]] == [
+        "amean ± std of 2 seeds; seeds 0, 1",
+        "bmean ± std of 2 seeds; seeds 1, 2",
+    ]
+    notes = comparison_cells([Run(folder) for folder in folders])[2]
+    assert notes[-1].startswith(
+        "seeds 0, 1, 2 (Untrained encoder: seeds 0, 1, 2; a: seeds 0, 1; b: seeds 1, 2)"
+    )

@@ -100,7 +100,7 @@ def _compare(options: argparse.Namespace) -> int:
         if others := other_runs(compared, options.out):
             say(
                 f"the report leaves out what else is in {options.out} ({few(others)}); "
-                f"atoll report {options.out}/*-seed* -o all.html compares all of it"
+                f"atoll report {options.out}/*/ -o all.html compares all of it"
             )
     for why in compared.failures.values():
         say(why)

@@ -241,6 +241,11 @@ def check_folder(
         warn(
             f"{run.folder} had finished, from the weights that '{changed}' held when it began; it holds others now"
         )
+    if done and (protocols := set(recipe_of(run).evaluation.at_end)) > set(recipe.evaluation.at_end):
+        warn(
+            f"{run.folder} had finished, and keeps its results of all protocols, {', '.join(sorted(protocols))}, "
+            "though evaluation.at_end asks for fewer now"
+        )
     return done
 
 

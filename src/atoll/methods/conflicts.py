@@ -99,11 +99,12 @@ def _labels(method: Method, setting: Setting) -> Iterator[str]:
 
 def _server(method: Method) -> Iterator[str]:
     aggregation, server = method.aggregation, method.server
-    if method.merge.alone and type(aggregation) is not FedAvg:
-        yield (
-            f"with {method.merge.name!r} no weights leave a client, so {aggregation.name!r} would have none to "
-            "fold; set method.aggregation = 'fedavg'"
-        )
+    if method.merge.alone:
+        alone = f"with {method.merge.name!r} no weights leave a client, so"
+        if type(aggregation) is not FedAvg:
+            yield f"{alone} {aggregation.name!r} would have none to fold; set method.aggregation = 'fedavg'"
+        if type(server) is not Direct:
+            yield f"{alone} {server.name!r} would have no step to take; set method.server = 'direct'"
     if aggregation.serverless and type(server) is not Direct:
         yield (
             f"{aggregation.name!r} works without a server, and {server.name!r} is a server step; set "

@@ -11,7 +11,7 @@ from atoll.core.run_folder import Run
 from atoll.evaluation.metrics import constants
 from atoll.report.folders import Folder, edited_files_named, read_folder
 from atoll.report.formats import markdown_table
-from atoll.report.groups import Row, group_runs, result_columns, result_rows
+from atoll.report.groups import Row, group_runs, have_other_seeds, result_columns, result_rows, seed_words
 from atoll.report.html import Html, bullets, join, table
 from atoll.report.numbers import UNMEASURED
 from atoll.report.same_images import other_sites
@@ -34,10 +34,13 @@ def comparison_cells(runs: Sequence[Run]) -> Cells:
 
 def _compared(folders: Sequence[Folder]) -> Cells:
     groups = group_runs(folders)
-    header, cells = result_cells(result_rows(groups))
+    rows = result_rows(groups)
+    header, cells = result_cells(rows)
     seeds = sorted({folder.seed for folder in folders})
     versions = sorted({str(folder.results["version"]) for folder in folders if "version" in folder.results})
-    made = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    made = seed_words(seeds)
+    if have_other_seeds(rows):
+        made += f" ({'; '.join(f'{row.label}: {seed_words(row.seeds)}' for row in rows if row.seeds)})"
     made += f"; Atoll {', '.join(versions)}" if versions else ""  # none has finished
     protocols = sorted({_protocol(folder) for folder in folders if folder.results})
     notes = [note for note in (*protocols, other_sites(groups), made) if note]
@@ -57,7 +60,9 @@ def result_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def _label(row: Row, most: int) -> str:
-    return f"{row.label} ({row.runs} of {most} runs)" if row.line >= 0 and row.runs < most else row.label
+    # A row without any result shows no values.
+    runs = len(row.results) or row.runs
+    return f"{row.label} ({runs} of {most} runs)" if row.line >= 0 and runs < most else row.label
 
 
 def comparison_table(cells: Cells) -> Group:

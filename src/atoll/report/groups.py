@@ -44,6 +44,11 @@ class Group:
         return [run.results for run in self.runs if run.results]
 
     @property
+    def evaluated(self) -> tuple[int, ...]:
+        """The seeds of the runs that have a final evaluation."""
+        return tuple(run.seed for run in self.runs if run.results)
+
+    @property
     def recipe(self) -> dict[str, Any]:
         """The recipe of the first seed."""
         return self.runs[0].recipe
@@ -58,12 +63,14 @@ class Row:
         results: Results, one for each seed.
         line: Number of the line in the figures: the method's index, or a negative number for an untrained encoder.
         runs: Number of runs in the row, with or without results.
+        seeds: The seeds of the results, if they are known.
     """
 
     label: str
     results: list[dict[str, Any]]
     line: int
     runs: int
+    seeds: tuple[int, ...] = ()
 
     def spread(self, metric: Metric) -> Spread | None:
         """Spread of a metric over the seeds."""
@@ -79,12 +86,11 @@ def group_runs(folders: Sequence[Folder]) -> list[Group]:
     """
     groups: dict[str, list[Group]] = {}
     found: list[Group] = []
+    # A run without results does not know its images yet; they are those of a run with the same recipe.
+    known = {_key(folder): folder.images for folder in reversed(folders) if folder.images}
     for folder in folders:
-        recipe = {k: v for k, v in flatten(folder.recipe).items() if k not in SAME}
-        if folder.images:  # the same ones may lie elsewhere, and others in the same place
-            recipe["data.path"] = folder.images
-        key = repr(sorted(recipe.items()))
-        same = groups.setdefault(key, [])
+        images = folder.images if folder.results else known.get(_key(folder))
+        same = groups.setdefault(_key(folder, images), [])
         group = next((group for group in same if folder.seed not in group.seeds), None)
         if group is None:
             group = Group("")
@@ -97,6 +103,12 @@ def group_runs(folders: Sequence[Folder]) -> list[Group]:
     for group, label in zip(found, labels, strict=True):
         group.label = label if labels.count(label) == 1 else f"{label} · folder = {group.runs[0].name}"
     return found
+
+
+def _key(folder: Folder, images: tuple[str, str] | None = None) -> str:
+    """Text that is equal for the runs of a group; images may lie elsewhere, and others in the same place."""
+    recipe = {k: v for k, v in flatten(folder.recipe).items() if k not in SAME}
+    return repr(sorted({**recipe, **({"data.path": images} if images else {})}.items()))
 
 
 def _method(group: Group) -> str:
@@ -186,6 +198,7 @@ def untrained_rows(groups: Sequence[Group]) -> list[Row]:
             [start.by_seed[seed] for seed in sorted(start.by_seed)],
             -1 - k,
             len(start.by_seed),
+            tuple(sorted(start.by_seed)),
         )
         for k, (start, label) in enumerate(zip(starts, labels, strict=True))
     ]
@@ -212,10 +225,29 @@ def _scores(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def result_rows(groups: Sequence[Group]) -> list[Row]:
     """Rows of all tables of results: the initial encoders, then the methods."""
-    rows = [Row(group.label, group.results, i, len(group.runs)) for i, group in enumerate(groups)]
+    rows = [
+        Row(group.label, group.results, i, len(group.runs), group.evaluated) for i, group in enumerate(groups)
+    ]
     return [*untrained_rows(groups), *rows]
 
 
 def result_columns(rows: Sequence[Row], place: str = "results") -> list[Metric]:
     """Columns of a table of results: all metrics that any of its rows has."""
     return measured((result for row in rows for result in row.results), place)
+
+
+def have_other_seeds(rows: Sequence[Row]) -> bool:
+    """Whether methods with results have results of other seeds, not only of fewer or more."""
+    seeds = [set(row.seeds) for row in rows if row.line >= 0 and row.seeds]
+    return any(not (one <= other or other <= one) for one in seeds for other in seeds)
+
+
+def seed_words(seeds: Sequence[int]) -> str:
+    """Format seeds.
+
+    Example:
+        >>> from atoll.report.groups import seed_words
+        >>> seed_words([0]), seed_words([0, 2])
+        ('seed 0', 'seeds 0, 2')
+    """
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

@@ -60,18 +60,28 @@ def signed(number: float) -> str:
 
 
 def differences_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
-    """Table of the differences from the first method; empty unless two methods have two seeds in common."""
-    base = groups[0]
+    """Table of the differences from the first method with results; a sentence if no other has two of its seeds.
+
+    Empty unless two methods have results of two seeds.
+    """
+    base = next((group for group in groups if group.results), groups[0])
     metrics = [metric for metric in result_columns(rows) if metric.better == "higher"]
     body = []
-    for line, group in enumerate(groups[1:], start=1):
+    for line, group in enumerate(groups):
+        if group is base:
+            continue
         found = [] if other_images([base, group]) else [_paired(group, base, metric) for metric in metrics]
         if any(half is not None for _, _, half in found):
             common = either([str(n) for n in sorted({n for n, _, _ in found if n})])
             label = method_label(line, group.label, f"{common} common seeds")
             body.append([label, *(_cell(*one) for one in found)])
     if not body:
-        return Html("")
+        several = [group for group in groups if len(group.evaluated) > 1]
+        apart = base in several and not any(
+            len({*group.evaluated} & {*base.evaluated}) > 1 for group in several if group is not base
+        )
+        words = f"No differences are shown: no other method has two of the seeds of {base.label}."
+        return tag("p", words, class_="muted") if apart and len(several) > 1 else Html("")
     head = ["method", *(metric.title for metric in metrics)]
     caption = f"Differences from {base.label}, paired by seed"
     return join([table(caption, head, body), tag("p", WORDS, class_="muted")])

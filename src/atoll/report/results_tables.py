@@ -15,7 +15,7 @@ from atoll.evaluation.metrics import KNN, Metric, constants
 from atoll.report.comparison import result_cells
 from atoll.report.folders import Folder
 from atoll.report.formats import csv_table, latex_table
-from atoll.report.groups import Group, Row, result_columns, untrained_rows
+from atoll.report.groups import Group, Row, have_other_seeds, result_columns, seed_words, untrained_rows
 from atoll.report.html import Html, folded, join, table, tag
 from atoll.report.numbers import UNMEASURED, Spread, best
 from atoll.report.same_images import of_a_model, other_baseline, other_images
@@ -54,10 +54,10 @@ def results_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
     marks = [
         mark if same and not other else [False] * len(rows) for mark, same in zip(marks, alike, strict=True)
     ]
-    most = max((len(row.results) for row in rows), default=0)
+    most, named = max((len(row.results) for row in rows), default=0), have_other_seeds(rows)
     body = [
         [
-            method_label(row.line, row.label, _facts(row, most)),
+            method_label(row.line, row.label, _facts(row, most, named)),
             *(
                 _cell(column[i], metric, _place(column, i) if mark[i] else "")
                 for metric, column, mark in zip(columns, spreads, marks, strict=True)
@@ -91,12 +91,14 @@ def _downloads(rows: Sequence[Row]) -> Html:
     return tag("p", links[0], " · ", links[1], class_="muted")
 
 
-def _facts(row: Row, most: int) -> str:
-    """What a row's values are; one seed is named where another row has more."""
+def _facts(row: Row, most: int, named: bool) -> str:
+    """What a row's values are; one seed is told where another row has more, and which they are if they differ."""
     seeds = len(row.results)
+    words = f"{seeds} seeds" if seeds > 1 else "one seed"
     models = max((len(result.get("by_model", ())) for result in row.results), default=0)
     facts = [
-        f"mean ± std of {seeds} seeds" if seeds > 1 else "one seed" if seeds == 1 < most else "",
+        f"mean ± std of {words}" if seeds > 1 else words if seeds == 1 < most else "",
+        seed_words(row.seeds) if named and row.seeds else "",
         f"mean of {models} models, weighted by their clients" if models else "",
     ]
     return "; ".join(fact for fact in facts if fact)
