@@ -115,6 +115,13 @@ def test_a_comparison_that_cannot_be_made_is_a_mistake(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_recipes_whose_seeds_begin_differently_are_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("atoll.commands.compare.run_recipe", lambda recipe, folder, **rest: Run(folder))
+    recipes = [tiny("name=a", "seed=0"), tiny("name=b", "seed=1")]
+    with pytest.warns(UserWarning, match=r"seeds begin differently \(a from 0, b from 1\)"):
+        compare(recipes, 2, tmp_path)
+
+
 def test_a_tool_that_is_missing_is_one_mistake_and_not_one_of_each_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("atoll.commands.logs.missing", lambda *words: "it is missing")
     recipes = ["digits-ssd", "digits-simclr", "--seeds", "2"]

@@ -16,7 +16,7 @@ from atoll.commands.progress import Bar
 from atoll.commands.resume import Recovery, cannot_continue, check_folder
 from atoll.commands.run import prepare, run_recipe
 from atoll.core.config import describe, over, read_settings
-from atoll.core.errors import RunError, UserError, did_you_mean
+from atoll.core.errors import RunError, UserError, did_you_mean, warn
 from atoll.core.files import disk_sentence
 from atoll.core.memory import NO_MEMORY, is_out_of_memory
 from atoll.core.run_folder import Run
@@ -233,6 +233,12 @@ def compare(
     if twice is not None:
         raise UserError(
             f"two recipes are called {twice!r} and would share a folder; give each a different name"
+        )
+    if len({recipe.seed for recipe in recipes}) > 1:
+        first = ", ".join(f"{recipe.name} from {recipe.seed}" for recipe in recipes)
+        warn(
+            f"the recipes' seeds begin differently ({first}), and differences are paired by seed; set the same "
+            "seed in each recipe, such as with --set seed=0"
         )
     anew = _check(recipes, seeds, out, restart, other_environment)
     _make_folder(out)
