@@ -1,8 +1,7 @@
 # Each target makes the environment .venv from nothing, and adds to it what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-# What is imported is compiled then; all of it would take half a minute.
-INSTALL := $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 # KaTeX's files alone; see docs/typeset.py.
 KATEX := $(INSTALL) --no-deps djangocms-katex
 DEMO := .venv/.for-demo
