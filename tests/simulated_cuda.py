@@ -101,8 +101,11 @@ RUNS = {
     "streams": ("method.name=ssd", "engine.streams=2", "views.blur=0.5", "train.keep_optimizer=true"),
     "streams, momentum": ("method.name=fed_byol", "engine.streams=2", "train.accumulate=2"),
     "less memory": ("train.checkpoint_gradients=true", "train.accumulate=2"),
-    "evaluation": ("evaluation.at_end=['knn', 'probe', 'finetune-10', 'geometry']", "evaluation.every=1"),
-}
+    "evaluation": (
+        "evaluation.at_end=['knn', 'probe', 'finetune-10', 'geometry']", "evaluation.every=1",
+        "evaluation.max_epochs=4",
+    ),
+}  # fmt: skip
 
 
 def results(settings: tuple[str, ...], device: str) -> dict:

@@ -87,7 +87,8 @@ def evaluate() -> dict:
     from tests.harness import tiny
 
     protocols = ["knn", "probe", "probe-ssd", "probe-l-dawa", "finetune-10", "geometry"]
-    recipe = tiny("method.name=fed_sl", "train.rounds=1", "data.limit=80", f"evaluation.at_end={protocols}")
+    settings = (f"evaluation.at_end={protocols}", "evaluation.max_epochs=4")
+    recipe = tiny("method.name=fed_sl", "train.rounds=1", "data.limit=80", *settings)
 
     def results() -> dict:
         with tempfile.TemporaryDirectory() as folder:
