@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -185,7 +186,7 @@ class Few(Options, section="few"):
 )
 def test_a_wrong_value_in_a_file_names_the_file_and_nothing_for_a_shell(text, sentence):
     with pytest.raises(UserError) as error:
-        build(Few, parse_toml(text, "a/few.toml"))
+        build(Few, parse_toml(text, "a/few.toml"), file=Path("a/few.toml"))
     assert str(error.value) == f"a/few.toml: {sentence}"
 
 

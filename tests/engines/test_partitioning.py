@@ -195,7 +195,7 @@ def test_another_architecture_with_the_same_weights_has_clusters_of_its_own(cach
         assert found == expected
 
 
-def test_folders_of_clients_whose_images_are_dealt_to_others_are_told(tmp_path):
+def test_folders_of_clients_whose_images_others_get_are_told(tmp_path):
     for shade, client in enumerate(("north", "south") * 4):
         (tmp_path / client).mkdir(exist_ok=True)
         Image.new("L", (8, 8), 10 * shade).save(tmp_path / client / f"{shade}.png")
@@ -205,8 +205,8 @@ def test_folders_of_clients_whose_images_are_dealt_to_others_are_told(tmp_path):
         r"because partition\.kind = 'iid'; to keep the folders as clients, set partition\.kind = 'natural'$"
     )
     with pytest.warns(UserWarning, match=told):
-        dealt = partition_clients(images, tiny(*folders, "partition.kind=iid"))
-    assert len(dealt) == 3
+        mixed = partition_clients(images, tiny(*folders, "partition.kind=iid"))
+    assert len(mixed) == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kept = partition_clients(images, tiny(*folders, "partition.kind=natural"))

@@ -278,7 +278,7 @@ def _difference(run: Run, recipe: Recipe, moved: bool = True) -> str | None:
         again = f"give the same {' and '.join(f'{name}=…' for name in given)} again, " if given else ""
         return (
             f"{run.folder} was started with {key} = {before.get(key)!r}, and the recipe now says {now.get(key)!r}; "
-            f"a resumed run may only change {', '.join(free)}: {again}choose another --out, {RESTART}"
+            f"a resumed run may only change {', '.join(free)}: {again}choose another --out, or {RESTART}"
         )
     completed_rounds = run.completed_rounds()
     if now["train.rounds"] < completed_rounds:
@@ -321,7 +321,7 @@ def _check_code(run: Run, recipe: Recipe) -> None:
     if name := _other_code(run, recipe):
         raise UserError(
             f"{run.folder} was computed with another version of {name} than its module holds now; restore that "
-            f"code, choose another --out, {RESTART.removeprefix('or ')}, or mix both with the command's "
+            f"code, choose another --out, {RESTART}, or mix both with the command's "
             "--other-environment"
         )
 

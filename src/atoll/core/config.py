@@ -56,24 +56,15 @@ class Options:
                 object.__setattr__(self, name, _convert(hints[name], value, place))
 
 
-class FileTable(dict[str, object]):
-    """Table of a file that no ``--set`` overrides, and that messages name.
-
-    Attributes:
-        path: Path of the file.
-    """
-
-    path: str = ""
-
-
-def build(cls: type[T], table: Mapping[str, Any], where: str | None = None) -> T:
+def build(cls: type[T], table: Mapping[str, Any], where: str | None = None, file: Path | None = None) -> T:
     """Build a dataclass from a table of its fields, and nested dataclasses from nested tables.
 
     Args:
         cls: A dataclass whose fields are strings, numbers, booleans, literals, tuples, dicts, dataclasses or None;
             they may have the bounds of `atoll.core.schema`.
-        table: Values by field name; messages name the file of a `FileTable`.
+        table: Values by field name.
         where: Place of the table in the recipe, for messages; None for the section of a class of `Options`.
+        file: The file that holds the table, which messages name, and no ``--set`` overrides; None for a recipe.
 
     Raises:
         UserError: A key is unknown (the message names the nearest known one), or a value has the wrong type or is
@@ -85,10 +76,10 @@ def build(cls: type[T], table: Mapping[str, Any], where: str | None = None) -> T
         check(schema_of(cls), table, where)
         return _made(cls, table, where)
     except UserError as error:
-        if not isinstance(table, FileTable):
+        if file is None:
             raise
         sentence = error.in_file if isinstance(error, WrongKindError) else error
-        raise UserError(f"{table.path}: {sentence}") from None
+        raise UserError(f"{file}: {sentence}") from None
 
 
 def _made(cls: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -244,18 +235,14 @@ def parse_toml(data: str | bytes, place: str) -> dict[str, Any]:
     """Parse TOML from another source.
 
     Args:
-        data: The text, or the bytes of a file, which becomes a `FileTable`.
-        place: Source of the data, for messages: the path of a file.
+        data: The text, or the bytes of a file.
+        place: Source of the data, for the message.
 
     Raises:
         UserError: The data are not valid TOML.
     """
     try:
-        if isinstance(data, str):
-            return tomllib.loads(data)
-        table = FileTable(tomllib.loads(data.decode()))
-        table.path = place
-        return table
+        return tomllib.loads(data if isinstance(data, str) else data.decode())
     except (ValueError, RecursionError) as error:
         why = "it nests too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{place} is not valid TOML: {why}") from None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from atoll.core.errors import UserError
 
-RESTART = "or start the run again with --restart"
+RESTART = "start the run again with --restart"
 
 
 class _Remedy(NamedTuple):
@@ -28,7 +28,7 @@ class _Remedy(NamedTuple):
         ways = (
             *(["restore it from a copy"] if self.copy else []),
             *([first + self.then] if self.then else []),
-            *([RESTART.removeprefix("or ")] if self.restart else []),
+            *([RESTART] if self.restart else []),
         )
         return ", or ".join(ways)
 
@@ -37,9 +37,7 @@ _USUAL = _Remedy("resume the run, which writes it again")
 _EVALUATED = _Remedy("resume the run without its evaluation.json, which writes both again")
 _REMEDIES = {  # by the end of a path
     "recipe.toml": _Remedy("", copy=True, restart=True),  # without which the folder holds no run
-    "sites.json": _Remedy(
-        "", copy=True, restart=True
-    ),  # has the run's id, by which the sites find their states
+    "sites.json": _Remedy("", copy=True, restart=True),  # holds the id by which sites find their states
     "audit.jsonl": _Remedy("go on without its lines so far", copy=True),
     "metrics.jsonl": _Remedy("go on without the curves so far", copy=True),
     "environment.json": _Remedy("resume the run with --other-environment", copy=True),

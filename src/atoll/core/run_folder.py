@@ -323,7 +323,7 @@ class Run:
             why = f" ({unreadable[0]})" if unreadable else ""
             raise UserError(
                 f"{self.checkpoints} holds no checkpoint that can be read{why}, and rounds have been completed; "
-                f"restore one from a copy, {RESTART}"
+                f"restore one from a copy, or {RESTART}"
             )
         return None
 

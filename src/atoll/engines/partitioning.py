@@ -43,8 +43,8 @@ def partition_clients(images: ImageSet, recipe: Recipe) -> Partition:
     kind = recipe.partition.kind
     if recipe.data.source == "clients" and kind not in ("natural", "centralised"):
         warn(
-            f"the images of all folders of clients are dealt to other clients, because partition.kind = {kind!r}; "
-            "to keep the folders as clients, set partition.kind = 'natural'"
+            "the images of all folders of clients are distributed among other clients, because partition.kind = "
+            f"{kind!r}; to keep the folders as clients, set partition.kind = 'natural'"
         )
     return partition_images(images, recipe.partition, recipe.seed, cluster_images(images, recipe))
 

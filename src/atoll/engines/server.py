@@ -266,7 +266,7 @@ class Server:
         if not fits or any(client >= self.setting.num_clients for client in self.valid):
             raise UserError(
                 f"the newest checkpoint (round {checkpoint['round']}) belongs to another run, with another seed, "
-                f"other networks or clients; restore this run's from a copy, {RESTART}"
+                f"other networks or clients; restore this run's from a copy, or {RESTART}"
             )
 
     def _restore(self, checkpoint: Checkpoint) -> None:

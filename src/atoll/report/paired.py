@@ -76,12 +76,12 @@ def differences_table(groups: Sequence[Group], rows: Sequence[Row]) -> Html:
             label = method_label(line, group.label, f"{common} common seeds")
             body.append([label, *(_cell(*one) for one in found)])
     if not body:
-        several = [group for group in groups if len(group.evaluated) > 1]
-        apart = base in several and not any(
-            len({*group.evaluated} & {*base.evaluated}) > 1 for group in several if group is not base
-        )
+        several = [set(group.evaluated) for group in groups if len(group.evaluated) > 1 and group is not base]
+        shared = any(len(seeds.intersection(base.evaluated)) > 1 for seeds in several)
+        if shared or not several or len(base.evaluated) < 2:
+            return Html("")
         words = f"No differences are shown: no other method has two of the seeds of {base.label}."
-        return tag("p", words, class_="muted") if apart and len(several) > 1 else Html("")
+        return tag("p", words, class_="muted")
     head = ["method", *(metric.title for metric in metrics)]
     caption = f"Differences from {base.label}, paired by seed"
     return join([table(caption, head, body), tag("p", WORDS, class_="muted")])

@@ -6,6 +6,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
 from atoll.commands.run import run_recipe
 from atoll.engines.flower.app_options import FlowerOptions
 from atoll.engines.flower.engine import FlowerEngine
@@ -31,3 +34,20 @@ def play(grid, place, *settings, resume=False, out="run", **options):
     return run_recipe(
         recipe, place / out, resume, None, FlowerEngine(grid, FlowerOptions(**options), recipe.to_toml())
     )
+
+
+def public_key():
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    line = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    return line, key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+@pytest.fixture
+def keyed(place):
+    """Four sites with keys, and the file that binds them."""
+    pairs = {name: public_key() for name in SITES}
+    grid = sites(place)
+    grid.keys = {10 + k: pairs[name][1] for k, name in enumerate(SITES)}
+    path = place / "sites.toml"
+    path.write_text("[keys]\n" + "".join(f'{name} = "{line}"\n' for name, (line, _) in pairs.items()))
+    return grid, path

@@ -1,10 +1,9 @@
-"""The two audit logs of a federation, its keys, and sites that leave."""
+"""The two audit logs of a federation, and sites that leave."""
 
 from __future__ import annotations
 
 import json
 import stat
-import subprocess
 import time
 from types import SimpleNamespace
 
@@ -13,8 +12,6 @@ import pytest
 pytest.importorskip("flwr", reason="the extra atoll[flower] is not installed")
 
 import torch
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from atoll.commands.check import check_run
 from atoll.commands.federate import verify_log
@@ -23,13 +20,12 @@ from atoll.core.errors import RunError, UserError
 from atoll.core.tree import num_bytes
 from atoll.engines.flower.codec import records, tree
 from atoll.engines.flower.exchange import SMALL_ANSWER
-from atoll.engines.flower.known_sites import KnownSites
 from atoll.engines.flower.ledger import RoundLedger, received, record_answer, updates_sent
 from atoll.engines.flower.site_registry import Site, SiteRegistry
 from atoll.engines.server import TooFewUpdatesError
 from tests.engines.flower.deployment import SITES
 from tests.engines.flower.grid import FakeGrid
-from tests.engines.flower.site_runs import play, site, sites
+from tests.engines.flower.site_runs import keyed, play, site, sites  # noqa: F401
 from tests.engines.flower.test_policy import place  # noqa: F401
 from tests.engines.flower.test_site_registry import clock, saying  # noqa: F401
 
@@ -235,110 +231,6 @@ def test_the_command_verifies_a_log_and_what_others_have_kept_of_it(place):  # n
         verify_log(there, [kept[0][:40]])  # no reason to say that lines were cut off
     with pytest.raises(UserError, match="is no audit log"):
         verify_log(place / "nothing")
-
-
-# Keys.
-
-
-def public_key():
-    key = ec.generate_private_key(ec.SECP384R1()).public_key()
-    line = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    return line, key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-@pytest.fixture
-def keyed(place):  # noqa: F811
-    """Four sites with keys, and the file that binds them."""
-    pairs = {name: public_key() for name in SITES}
-    grid = sites(place)
-    grid.keys = {10 + k: pairs[name][1] for k, name in enumerate(SITES)}
-    path = place / "sites.toml"
-    path.write_text("[keys]\n" + "".join(f'{name} = "{line}"\n' for name, (line, _) in pairs.items()))
-    return grid, path
-
-
-def test_a_name_belongs_to_the_key_that_the_file_binds_to_it(place, keyed):  # noqa: F811
-    grid, path = keyed
-    grid.keys[12], grid.keys[13] = grid.keys[13], grid.keys[12]
-    with pytest.raises(UserError, match="2 of 4 sites") as error:
-        play(grid, place, *SETTINGS, keys=str(path), wait=1.0)
-    assert "its key is not the one that sites.toml binds to 'west'" in str(error.value)
-    assert "its key is not the one that sites.toml binds to 'south'" in str(error.value)
-    grid.keys[12], grid.keys[13] = grid.keys[13], grid.keys[12]
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
-    with pytest.raises(UserError, match="'west' is not one of the sites in"):
-        play(grid, place, *SETTINGS, keys=str(path), wait=1.0)
-
-
-def test_a_key_of_ssh_keygen_is_read_as_flower_reports_it(tmp_path):
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", tmp_path / "key"], check=True
-    )
-    line = (tmp_path / "key.pub").read_text().strip()
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-    expected = public_key_to_bytes(load_ssh_public_key(line.encode()))
-    assert KnownSites({"east": line}).key("east") == expected.hex()
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "has no table [keys]"),
-        ('[keys]\neast = "ssh"', "the key of 'east' in sites.toml is no public key"),
-        ("[keys", "is not valid TOML"),
-        ("[keys]\neast = 1", "sites.keys.east"),
-        ("[keys]\n[other]", "other"),
-    ],
-)
-def test_a_wrong_file_of_keys_is_said(tmp_path, text, words):
-    (tmp_path / "sites.toml").write_text(text)
-    with pytest.raises(UserError) as error:
-        KnownSites.read(tmp_path / "sites.toml")
-    assert words in str(error.value)
-
-
-def test_a_key_that_is_revoked_in_mid_run_is_told_and_asked_no_more(place, keyed, caplog):  # noqa: F811
-    grid, path = keyed
-    west, asked = grid.nodes[13], []
-
-    def revoke_after_one_round(message):
-        asked.append(message.metadata.message_type)
-        reply = west(message)
-        if message.metadata.message_type == "train":
-            path.write_text(path.read_text() + '[revoked]\nwest = "stolen\\u001b[2J"\n')
-        return reply
-
-    grid.nodes[13] = revoke_after_one_round
-    original = grid.push_messages
-
-    def push(messages):  # a real node answers by itself; here, the farewell is delivered at once
-        messages = list(messages)
-        ids = original(messages)
-        if messages[0].metadata.message_type == "query.farewell":
-            grid.pull_messages(ids)
-        return ids
-
-    grid.push_messages = push
-    run = play(grid, place, *SETTINGS, keys=str(path))
-    assert asked == ["query.hello", "evaluate", "train", "query.farewell"]
-    assert [line["clients"] for line in run.metrics[1:]] == [4, 3, 3]
-    reason = "the key of 'west' was revoked: stolen�[2J"
-    assert run.metrics[-1]["lost"] == {"3": reason}
-    (line,) = lines(run.folder / "audit.jsonl", "revoked")
-    assert (line["site"], line["why"]) == ("west", reason)
-    (line,) = lines(place / "state" / "audit-west.jsonl", "farewell")
-    assert line["why"] == reason
-    assert "the coordinator asks this site no more" in caplog.text
-
-
-def test_a_half_edited_file_of_keys_changes_nothing(place, keyed, caplog):  # noqa: F811
-    grid, path = keyed
-    registry = SiteRegistry(grid, "", 4, path)
-    path.write_text("[keys")
-    registry.refresh()
-    assert registry._known.keys.keys() == set(SITES)
-    assert "the sites' keys are as they were" in caplog.text
 
 
 # Sites that leave, and sites that come back.

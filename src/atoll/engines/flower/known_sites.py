@@ -52,7 +52,7 @@ class KnownSites(Options, section="sites"):
         table = parse_toml(read_bytes(path), str(path))
         if "keys" not in table:
             raise UserError(f"{path} has no table [keys]; list each site's name with its public key there")
-        made = build(cls, table)
+        made = build(cls, table, file=path)
         sites: dict[str, str] = {}  # by key
         for site in made.keys:
             if (other := sites.setdefault(made.key(site), site)) != site:

@@ -99,7 +99,7 @@ class Policy(Options, section="policy"):
         Raises:
             UserError: The file cannot be read, or is not a policy.
         """
-        return build(cls, parse_toml(read_bytes(path), str(path)))
+        return build(cls, parse_toml(read_bytes(path), str(path)), file=path)
 
     def check_text(self, recipe: str) -> None:
         """Check a recipe before it is parsed, because parsing imports the modules that it names.
