@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
@@ -25,6 +25,7 @@ from atoll.core.config import (
 )
 from atoll.core.digests import TOML, seal_text
 from atoll.core.errors import UserError
+from atoll.core.schema import AtMost
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,24 @@ def test_a_type_that_no_table_holds_is_refused():
         UserError, match=r"^outer\.day = 3 is no date, which a recipe cannot hold; let the option be"
     ):
         build(Outer, {"day": 3})
+
+
+@dataclass(frozen=True)
+class Wrong(Options, section="wrong"):
+    """Defaults that are invalid, or that conversion changes."""
+
+    share: Annotated[float, AtMost(1)] = 2.0
+    rate: float = 1
+    none: int = None  # type: ignore[assignment]
+
+
+def test_a_default_is_checked_and_converted_as_a_value_is():
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"^wrong\.share is 2\.0; it must be at most 1"):
+            Wrong()
+        with pytest.raises(UserError, match=r"^wrong\.none = None is not a whole number"):
+            Wrong(share=1.0)
+        assert isinstance(Wrong(share=1.0, none=1).rate, float)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import tomllib
@@ -47,13 +48,16 @@ class Options:
         Raises:
             UserError: A value has the wrong type or is out of range.
         """
-        hints, known = _hints(type(self)), schema_of(type(self))["properties"]
+        cls = type(self)
+        hints, known, defaults = _hints(cls), schema_of(cls)["properties"], _valid_defaults(cls)
         for name, schema in known.items():
-            value, place = getattr(self, name), f"{self._place()}.{name}".lstrip(".")
-            if not dataclasses.is_dataclass(value):  # it has checked itself
-                value = _described(value)
-                check(schema, value, place)
-                object.__setattr__(self, name, _convert(hints[name], value, place))
+            value = getattr(self, name)
+            # A default has been checked for all instances, and a dataclass has checked itself.
+            if value is defaults.get(name, dataclasses.MISSING) or dataclasses.is_dataclass(value):
+                continue
+            value, place = _described(value), f"{self._place()}.{name}".lstrip(".")
+            check(schema, value, place)
+            object.__setattr__(self, name, _convert(hints[name], value, place))
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str | None = None, file: Path | None = None) -> T:
@@ -101,6 +105,24 @@ def rebuild(options: T, table: Mapping[str, Any], where: str) -> T:
 
 
 _hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
+
+
+def _find_valid_defaults(cls: Any) -> dict[str, Any]:
+    hints, known = _hints(cls), schema_of(cls)["properties"]
+    found = {}
+    for field in dataclasses.fields(cls):
+        if field.default is dataclasses.MISSING or not field.init or dataclasses.is_dataclass(field.default):
+            continue
+        value = _described(field.default)
+        with contextlib.suppress(UserError):
+            check(known[field.name], value, field.name)
+            if repr(_convert(hints[field.name], value, field.name)) == repr(field.default):
+                found[field.name] = field.default
+    return found
+
+
+# The defaults of a class's fields that are valid and that conversion does not change.
+_valid_defaults: Callable[[Any], dict[str, Any]] = cache(_find_valid_defaults)
 
 
 def describe(options: Any) -> dict[str, Any]:
