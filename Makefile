@@ -1,13 +1,15 @@
 # Each target makes the environment .venv from nothing, and adds to it what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# Python compiles what is imported, once if it may keep the result.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 # KaTeX's files alone; see docs/typeset.py.
 KATEX := $(INSTALL) --no-deps djangocms-katex
 DEMO := .venv/.for-demo
 TESTS := .venv/.for-tests
 DOCS := .venv/.for-docs
-PARALLEL := -n auto --maxprocesses 4 --dist worksteal
+PARALLEL := -n 4 --dist worksteal
 
 .PHONY: help demo test test-slow lint docs bench clean
 help:           ## Show the targets

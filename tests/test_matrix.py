@@ -24,7 +24,7 @@ AXES = {
     "server": sorted(SERVER_STEPS),
 }
 SMALL = (
-    "data.limit=36",
+    "data.limit=24",
     "partition.clients=3",
     "train.batch_size=6",
     "train.optimizer=sgd",
@@ -43,6 +43,7 @@ NEEDS = {
     "mar": VIT,
     "hsd:mask": ("options.hsd.kind=mask",),
     "fedca_alignment": ("options.fedca_alignment.data={source='digits'}",),
+    "orchestra": ("options.orchestra.server_steps=20",),
     "multi_krum": ("options.multi_krum.byzantine=0",),
     "private_fedavg": ("train.bn_buffers=leave",),
     "secure_sum": ("train.bn_buffers=leave",),

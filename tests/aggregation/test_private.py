@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from functools import cache
 from io import StringIO
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ pytest.importorskip("dp_accounting", reason="the extra atoll[dp] is not installe
 PRIVATE = ("method.aggregation=private_fedavg", "train.bn_buffers=leave", "method.name=fed_align_uniform")
 
 
+@cache
 def setting(**changes):
     made = Federation(tiny("partition.clients=8")).setting
     return replace(made, train=replace(made.train, **changes), local_only=frozenset({"bn.running_mean"}))

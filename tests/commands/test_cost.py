@@ -57,7 +57,11 @@ def test_the_estimated_traffic_is_that_of_the_run(tmp_path, method, rounds):
     """Control variates come after the first round, a dictionary too; who trains alone receives one model, once."""
     settings = [*SETTINGS, f"method.name={method}", f"train.rounds={rounds}", "train.epochs=1"]
     settings += ["train.participation=1.0", *(["data.limit=20"] if method == "fedca" else [])]
-    needs = ["options.fedca_alignment.data={source='digits',limit=20}"] if method == "fedca" else []
+    alignment = [
+        "options.fedca_alignment.train_epochs=3",
+        "options.fedca_alignment.data={source='digits',limit=20}",
+    ]
+    needs = alignment if method == "fedca" else []
     cost = estimate(tiny(*settings, *needs), warm=1, timed=1)[-1]
     lines = run_recipe(tiny(*settings, *needs), tmp_path / "run").metrics[1:]
     took_part = min(cost.clients, rounds * cost.cohort)

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def read_digits() -> Listing:
     return Listing(records, labels, [str(digit) for digit in range(10)])
 
 
+@cache
 def _digits() -> np.ndarray[Any, np.dtype[np.float64]]:
     """The 64 levels and the digit of each image, (1797, 65)."""
     library = find_spec("sklearn")
