@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -105,6 +106,16 @@ def test_a_launcher_that_sets_no_ranks_is_refused(tmp_path):
     options = SiteOptions(site="north", data="images", launcher=sys.executable)
     answer = launch(options, tmp_path, {})
     assert answer["lost"].startswith("the launcher must set RANK, WORLD_SIZE")
+
+
+def test_a_process_that_has_answered_ends_without_an_error():
+    """While the one that asked waits for it; torchrun reports every other end as a failure."""
+    code = (
+        "from threading import Thread; from atoll.engines.flower.rank import _end_with_input; import time; "
+        "Thread(target=_end_with_input, daemon=True).start(); time.sleep(0.5)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
 
 
 @pytest.mark.slow
