@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -141,6 +142,35 @@ def here(text: str, folder: Path, port: int, **volumes: str) -> str:
     return text.replace("9092", str(port))
 
 
+JOB = {"data": "job", "tmp": "job", "keys": "keys", "config": "config", "app": "app", "sites": "sites"}
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished:completed", 0), ("finished:failed", 1)])
+def test_the_job_ends_as_its_run_does(tmp_path: Path, status: str, code: int) -> None:
+    """``flwr run --stream`` ends with 0 when the run fails, and when the SuperLink stops."""
+    for file in ("config/config.toml", "app/recipe.toml", "sites/east.pub", "job/flower/other"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    flwr = tmp_path / "flwr"
+    ended = json.dumps(
+        {"runs": [{"run-id": "42", "status": status, "status-details": "the reason"}]}, indent=2
+    )
+    flwr.write_text(
+        "#!/bin/bash\n"
+        "[[ $1 != run ]] || echo 'Successfully started run 42'\n"
+        f"[[ \"$*\" != 'list --run-id 42 --format json' ]] || echo '{ended}'\n"
+    )
+    flwr.chmod(0o700)
+    words = [*container("run")["command"][1:], *container("run")["args"]]
+    done = subprocess.run(
+        ["/bin/bash", *(here(one, tmp_path, 9092, **JOB) for one in words)],
+        env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(tmp_path / "job/flower")},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert "the reason" in done.stdout
+
+
 @pytest.mark.slow
 def test_the_manifests_run_a_federation(tmp_path: Path) -> None:
     """Their arguments, configuration and script, with folders in place of volumes."""
@@ -153,11 +183,10 @@ def test_the_manifests_run_a_federation(tmp_path: Path) -> None:
     listed = [f'{key.stem} = "{key.read_text().strip()}"' for key in (tmp_path / "sites").glob("*.pub")]
     (tmp_path / "sites" / "sites.toml").write_text("\n".join(["[keys]", *listed]))
     volumes = {"data": "coordinator", "keys": "keys", "sites": "sites"}
-    job = {"data": "job", "tmp": "job", "keys": "keys", "config": "config", "app": "app", "sites": "sites"}
     for name in ("coordinator", "config", "policy"):
         (tmp_path / name).mkdir()
     (config,) = (one["data"]["config.toml"] for one in RESOURCES if one["kind"] == "ConfigMap")
-    (tmp_path / "config" / "config.toml").write_text(here(config, tmp_path, world.port, **job))
+    (tmp_path / "config" / "config.toml").write_text(here(config, tmp_path, world.port, **JOB))
     (tmp_path / "policy" / "policy.toml").write_text('egress = ["weights", "losses", "samples", "results"]')
     recipe = tiny("data.path=nowhere", "data.source=images", "data.channels=1", "partition.kind=natural",
                   "evaluation.at_end=['geometry']", "train.batch_size=20")  # fmt: skip
@@ -185,7 +214,7 @@ def test_the_manifests_run_a_federation(tmp_path: Path) -> None:
             }
             port = str(_free_port())  # both nodes are on this machine
             start(site, "flower-supernode", "site", "--port", port, **folders)  # its key is registered later
-        start("run", "/bin/bash", "run", **job)
+        start("run", "/bin/bash", "run", **JOB)
         world.wait_for(lambda: (out / "report.html").is_file(), 600, "the run's end")
         assert world.processes["run"].wait(60) == 0, world.log("run")
     finally:
