@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ from atoll.engines.flower.codec import records
 from atoll.engines.flower.site_registry import Site, SiteRegistry
 from tests.engines.flower.deployment import SITES
 from tests.engines.flower.grid import FakeGrid, node
-from tests.engines.flower.site_runs import play, site, sites
+from tests.engines.flower.site_runs import play, public_key, site, sites
 
 
 def test_a_site_enrols_with_the_number_of_images_that_it_measures_on(place):
@@ -183,6 +184,19 @@ def test_a_hello_that_is_lost_is_sent_again_and_a_late_node_is_heard_after_weeks
     grid.nodes[8] = saying("west", late, clock)
     registry.refresh()
     assert registry.connected() == {0: 7, 1: 8}
+
+
+@pytest.mark.parametrize("bound", [True, False], ids=["sites.toml", "took part"])
+def test_a_silent_node_is_named_by_its_key_and_is_to_be_restarted(clock, tmp_path, caplog, bound):
+    (line, pem), path = public_key(), tmp_path / "sites.toml"
+    path.write_text(f'[keys]\nwest = "{line}"\n')
+    registry = SiteRegistry(FakeGrid({7: lambda _: None}, {7: pem}), "", 1, path if bound else None)
+    if not bound:
+        registry.clients = [Site("west", pem.hex(), 9, 0, [])]
+    with contextlib.suppress(UserError):
+        registry.gather(1, 400.0)
+    sentence = "node 7, with the name 'west', cannot take part: no answer within 300 s; if its log .* restart the"
+    assert re.search(sentence, caplog.text)
 
 
 def test_a_second_node_with_a_name_takes_over_once_the_first_is_gone(clock):

@@ -96,7 +96,10 @@ def all_classes(sites: Sequence[Site]) -> list[str]:
 def read_site(answer: dict[str, Tree] | Lost, key: str, node: int, real: bool) -> Site | str:
     """Read a site from its answer; if this fails, return the reason. A ``real`` site must have local images."""
     if isinstance(answer, Lost):
-        return answer.reason
+        # A node of Flower 1.41 whose run ended while it was fetching a request sends each later answer only with
+        # the next request.
+        remedy = "; if its log does not say why, restart the node" if answer.late else ""
+        return f"{answer.reason}{remedy}"
     if "lost" in answer:
         return one_line(answer["lost"])
     name, train, test, classes = (answer.get(field) for field in ("name", "train", "test", "classes"))

@@ -25,10 +25,11 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two looks for answe
 
 @dataclass(frozen=True)
 class Lost:
-    """Reason why there is no answer, and whether the request was sent."""
+    """Reason why there is no answer, whether the request was sent, and whether the time ran out."""
 
     reason: str
     sent: bool = True
+    late: bool = False
 
 
 class Exchange:
@@ -95,7 +96,7 @@ class Exchange:
             return Lost(f"its answer cannot be read: {one_line(repr(error))}")
         if reply is not None and not (late and reply.has_error()):
             return _read(reply, self._limit)
-        return Lost(f"no answer within {self._seconds:g} s") if late else None
+        return Lost(f"no answer within {self._seconds:g} s", late=True) if late else None
 
 
 def _read(reply: Message, limit: SizeLimit | None) -> dict[str, Tree] | Lost:

@@ -87,6 +87,10 @@ class KnownSites(Options, section="sites"):
             ) from None
         return found.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).hex()
 
+    def owner(self, key: str) -> str:
+        """Name of the site that has a key; empty if none has it."""
+        return next((site for site in self.keys if self.key(site) == key), "")
+
     def refuse(self, site: str, key: str) -> str | None:
         """Reason why a node with this key cannot be this site; None if it can."""
         if reason := self.exclude(site):

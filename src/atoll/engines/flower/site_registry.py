@@ -311,7 +311,7 @@ class SiteRegistry:
                 if isinstance(site, Site):
                     yield node, site
                 elif not self._withdraws(answer, key):
-                    self._refuse(node, claimed_name(answer), site)
+                    self._refuse(node, claimed_name(answer) or self._owner(key), site)
 
     def _withdraws(self, answer: dict[str, Tree] | Lost, key: str) -> bool:
         """Whether a site of the run reports, when it enrols again, that it has left for good; this is recorded."""
@@ -322,6 +322,12 @@ class SiteRegistry:
                 self.withdraw(client)
                 return True
         return False
+
+    def _owner(self, key: str) -> str:
+        """Name of the site that has a key; empty if it is not known."""
+        if self._known is not None:
+            return self._known.owner(key)
+        return next((site.name for site in self.clients if key and site.key == key), "")
 
     def _is_key_of(self, site: Site, key: str) -> bool:
         """Whether a node with this key speaks for a site."""
