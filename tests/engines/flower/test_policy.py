@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from datetime import datetime
 
 import pytest
@@ -290,6 +291,18 @@ def test_the_site_works_in_its_hours(hours, clock, open):
     else:
         with pytest.raises(PolicyError, match=f"works from {hours}, and its clock says {clock}"):
             Policy(hours=hours).check_now(now)
+
+
+def test_a_site_says_in_which_time_zone_its_clock_is(monkeypatch):
+    """That of a container is UTC, unless TZ is set."""
+    hours, summer_noon = Policy(hours="20:00-06:00"), datetime(2026, 7, 1, 12)
+    for zone, name in (("UTC0", "UTC"), ("CET-1CEST,M3.5.0,M10.5.0/3", "CEST")):
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", zone)
+            time.tzset()
+            with pytest.raises(PolicyError, match=f"its clock says 12:00 {name}$"):
+                hours.check_now(summer_noon)
+    time.tzset()
 
 
 def test_noise_leaves_the_site_and_nothing_else_does(place):

@@ -195,7 +195,9 @@ def test_a_silent_node_is_named_by_its_key_and_is_to_be_restarted(clock, tmp_pat
         registry.clients = [Site("west", pem.hex(), 9, 0, [])]
     with contextlib.suppress(UserError):
         registry.gather(1, 400.0)
-    sentence = "node 7, with the name 'west', cannot take part: no answer within 300 s; if its log .* restart the"
+    sentence = (
+        "node 7, with the name 'west', cannot take part: no answer within 300 s; if its log .* restart the"
+    )
     assert re.search(sentence, caplog.text)
 
 

@@ -170,10 +170,11 @@ class Policy(Options, section="policy"):
         if self.hours is None:
             return
         start, end = _hours(self.hours)
-        clock = (now or datetime.now()).time()
+        now = (now or datetime.now()).astimezone()  # in the machine's own time zone, which a sentence names
+        clock = now.time()
         inside = start <= clock < end if start < end else clock >= start or clock < end
         if not inside:
-            raise PolicyError(f"the site works from {self.hours}, and its clock says {clock:%H:%M}")
+            raise PolicyError(f"the site works from {self.hours}, and its clock says {now:%H:%M %Z}")
 
     def check_cohort(self, clients: int | None) -> None:
         """Check the number of clients of a secure sum, as the site sees them; None if it sees none.
