@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,8 @@ from atoll.core.files import (
     whole_file,
     write_whole,
 )
+from atoll.core.run_folder import Run
+from atoll.data.sources import locate
 
 
 def old(path):
@@ -114,6 +117,14 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
         cache_folder()
     monkeypatch.setenv("ATOLL_CACHE", "/there")
     assert str(cache_folder()) == "/there"
+
+
+@pytest.mark.parametrize("read", [Run, partial(locate, option="data.path")])
+def test_a_path_in_a_home_folder_that_does_not_exist_gets_a_sentence(read):
+    with pytest.raises(
+        UserError, match=r"there is no home folder for ~no-such-user/it; write the whole path"
+    ):
+        read("~no-such-user/it")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")

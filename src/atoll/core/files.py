@@ -31,10 +31,25 @@ def cache_folder() -> Path:
     Raises:
         UserError: The user has no home folder, as that of a container may not.
     """
+    return expand_home(
+        os.environ.get("ATOLL_CACHE") or "~/.cache/atoll", "set ATOLL_CACHE to a folder for the cache"
+    )
+
+
+def expand_home(path: Path | str, remedy: str = "write the whole path") -> Path:
+    """Put the user's home folder in place of the ``~`` with which a path begins.
+
+    Args:
+        path: The path; one without ``~`` stays as it is.
+        remedy: What to do without a home folder.
+
+    Raises:
+        UserError: The user has no home folder, as that of a container may not.
+    """
     try:
-        return Path(os.environ.get("ATOLL_CACHE") or "~/.cache/atoll").expanduser()
+        return Path(path).expanduser()
     except RuntimeError:
-        raise UserError("this user has no home folder; set ATOLL_CACHE to a folder for the cache") from None
+        raise UserError(f"there is no home folder for {path}; {remedy}") from None
 
 
 def to_path(value: object, what: str) -> Path:
@@ -94,7 +109,7 @@ def unreadable(path: Path | str, error: OSError) -> UserError:
 def data_folder() -> Path | None:
     """Folder in which images are searched for if they are not found elsewhere, ``$ATOLL_DATA``; None if not set."""
     folder = os.environ.get("ATOLL_DATA")
-    return Path(folder).expanduser() if folder else None
+    return expand_home(folder) if folder else None
 
 
 def content_digest(files: Sequence[tuple[str, Path]]) -> str:

@@ -36,7 +36,7 @@ from typing import Any
 from atoll.core.checkpoints import checkpoint_files, load_checkpoint, save_checkpoint
 from atoll.core.digests import JSON, TOML, DamagedError, open_text, seal_text
 from atoll.core.errors import UserError
-from atoll.core.files import append, disk_sentence, is_file, read_bytes, to_path, write_whole
+from atoll.core.files import append, disk_sentence, expand_home, is_file, read_bytes, to_path, write_whole
 from atoll.core.locks import lock
 from atoll.core.metrics_lines import Metrics, Results, format_line, parse_lines
 from atoll.core.remedies import RESTART, damaged
@@ -79,7 +79,7 @@ class Run:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = to_path(folder, "a run's folder").expanduser()
+        self.folder = expand_home(to_path(folder, "a run's folder"))
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from atoll.core.errors import UserError
+from atoll.core.files import expand_home
 from atoll.core.text import clean, short
 
 MAX_NAME_BYTES = 200  # limit of a recipe's name: file systems allow 255, and suffixes need some of them
@@ -46,4 +47,4 @@ def default_folder(name: str, seed: int) -> Path:
         'digits-ssd-seed0'
     """
     check_name(name)
-    return Path(os.environ.get("ATOLL_RUNS") or "runs").expanduser() / run_name(name, seed)
+    return expand_home(os.environ.get("ATOLL_RUNS") or "runs") / run_name(name, seed)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from atoll.core.errors import UserError, warn
-from atoll.core.files import data_folder
+from atoll.core.files import data_folder, expand_home
 from atoll.core.rng import numpy_stream
 from atoll.core.text import clean
 from atoll.data.cache import Opened, open_records
@@ -263,7 +263,7 @@ def locate(name: str, option: str) -> Path:
         name.encode()
     except UnicodeEncodeError:  # a recipe cannot contain such a path
         raise UserError(f"{option}: the name {clean(name)!r} is not valid UTF-8; rename it") from None
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if path.exists():
         return path
     shared = data_folder()

@@ -10,6 +10,7 @@ from pathlib import Path
 from atoll.core.audit_log import AuditLog
 from atoll.core.devices import find_device
 from atoll.core.errors import UserError, did_you_mean
+from atoll.core.files import expand_home
 from atoll.data.options import DataOptions
 from atoll.engines.flower.enrolment import is_site_name
 from atoll.engines.flower.policy import Policy
@@ -88,7 +89,8 @@ class SiteOptions:
     @property
     def folder(self) -> Path:
         """Folder of the site's state."""
-        return Path(self.state or os.environ.get("ATOLL_STATE", "~/.atoll/state")).expanduser()
+        given = self.state or os.environ.get("ATOLL_STATE", "~/.atoll/state")
+        return expand_home(given, 'add state="FOLDER" to --node-config')
 
     @property
     def audit_log(self) -> AuditLog | None:
