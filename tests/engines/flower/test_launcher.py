@@ -108,6 +108,35 @@ def test_a_launcher_that_sets_no_ranks_is_refused(tmp_path):
     assert answer["lost"].startswith("the launcher must set RANK, WORLD_SIZE")
 
 
+def test_the_next_launch_deletes_what_a_killed_one_left_and_nothing_that_is_in_use(tmp_path):
+    """A node that is stopped during a round cannot delete the folder with the model itself."""
+    waits = tmp_path / "waits"
+    waits.write_text('#!/bin/bash\necho $$ >> "${@: -1}/pid"; exec sleep 100\n')
+    waits.chmod(0o700)
+    code = (
+        "from pathlib import Path; from atoll.engines.flower.launcher import launch; "
+        "from atoll.engines.flower.site_options import SiteOptions; "
+        f"launch(SiteOptions(site='n', data='d', launcher={str(waits)!r}), Path({str(tmp_path)!r}), {{}})"
+    )
+    asked = [psutil.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    while len(began := [path for path in tmp_path.glob("launched-*/pid") if path.read_text()]) < 2:
+        time.sleep(0.1)
+    sleepers = {path.parent: psutil.Process(int(path.read_text())) for path in began}
+    (killed,) = (folder for folder, sleeper in sleepers.items() if sleeper.ppid() == asked[0].pid)
+    asked[0].kill()
+    asked[0].wait()
+    checked(
+        lambda _, request: launch(SiteOptions(site="n", launcher="false"), tmp_path, request),
+        SiteSide(SiteOptions(site="n")),
+        {},
+    )
+    assert set(tmp_path.glob("launched-*")) == set(sleepers) - {killed}
+    for sleeper in sleepers.values():
+        sleeper.kill()
+    asked[1].wait()
+    assert not list(tmp_path.glob("launched-*"))
+
+
 def test_a_process_that_has_answered_ends_without_an_error():
     """While the one that asked waits for it; torchrun reports every other end as a failure."""
     code = (

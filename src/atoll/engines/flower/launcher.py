@@ -7,17 +7,21 @@ folder of the site's state, which all of them must be able to access, and the fi
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from atoll.core.locks import lock
 from atoll.core.processes import why_ended
 from atoll.core.tree import Tree, load, save
 from atoll.engines.flower.site_errors import SiteError
 from atoll.engines.flower.site_options import SiteOptions
 
 REQUEST, ANSWER = "request.safetensors", "answer.safetensors"
+JOB, LOCK = "launched-", "lock"  # prefix of a job's folder, and its file that is locked while the job runs
 
 
 def launch(options: SiteOptions, folder: Path, request: Tree) -> Tree:
@@ -36,7 +40,9 @@ def launch(options: SiteOptions, folder: Path, request: Tree) -> Tree:
     Raises:
         SiteError: The launcher cannot be started, or its processes ended without an answer.
     """
-    with tempfile.TemporaryDirectory(dir=folder, prefix="launched-") as name:
+    _delete_abandoned(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=JOB) as name, Path(name, LOCK).open("w") as held:
+        lock(held)
         job = Path(name)
         save(job / REQUEST, {"options": asdict(replace(options, launcher="")), "request": request})
         try:
@@ -51,3 +57,11 @@ def launch(options: SiteOptions, folder: Path, request: Tree) -> Tree:
         if not (job / ANSWER).is_file():
             raise SiteError(f"the launcher of {options.name!r} {why_ended(code)}")
         return load(job / ANSWER)
+
+
+def _delete_abandoned(folder: Path) -> None:
+    """Delete the folders of jobs whose process was killed, as that of a node that is stopped during a round is."""
+    for job in folder.glob(f"{JOB}*"):
+        with suppress(OSError), (job / LOCK).open() as file:
+            lock(file, wait=False)  # fails while the job runs
+            shutil.rmtree(job)
