@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from types import SimpleNamespace
 
@@ -72,6 +73,20 @@ def test_the_log_names_the_keys_of_the_app_for_the_options_of_the_command(writte
     assert said.endswith(
         "choose another --out, or start the run again with --restart (in the app's pyproject.toml: --out is "
         "'out'; in place of --restart, choose another 'out')"
+    )
+
+
+def test_a_full_disk_asks_for_no_option_that_an_app_lacks(written, caplog, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("atoll.core.files.sync", full)
+    with pytest.raises(UserError):
+        main(shares(4), SimpleNamespace(run_config=written("train.rounds=1")))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said.startswith("the disk is full")
+    assert said.endswith(
+        "(in the app's pyproject.toml: --resume is not needed, because a run in 'out' is continued)"
     )
 
 

@@ -30,6 +30,7 @@ from atoll.report import write_report
 log = logging.getLogger("flwr")
 IN_APP = {  # what takes the place of the options of `atoll run`, which a sentence may name
     "--out": "--out is 'out'",
+    "--resume": "--resume is not needed, because a run in 'out' is continued",
     "--restart": "in place of --restart, choose another 'out'",
     "--other-environment": "--other-environment is 'other-environment = true'",
     "--set": "--set is 'set'",
