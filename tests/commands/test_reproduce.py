@@ -200,6 +200,19 @@ def test_a_table_measures_what_a_table_beside_it_has_trained(
     assert [one.name for one in other.trainings()] == ["plain"]  # another training
 
 
+def test_a_run_serves_a_table_beside_it_whatever_the_engine(
+    folder: Path, done: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.papers.reproduction.table_names", lambda: ["out"])
+    (folder / "beside.toml").write_text(BESIDE)
+    root = shutil.copytree(folder / "out", folder / "engines/out").parent
+    beside = str(folder / "beside.toml")
+    # A run's recipe holds what "auto" stood for, as the papers' recipes leave it.
+    for setting in ("engine.channels_last=auto", "engine.workers=2", "engine.device=cpu"):
+        job = find_table(beside, settings=[setting], seeds=2, out=root / "beside")
+        assert job.trainings() == []
+
+
 def test_the_table_in_words(folder: Path, done: dict) -> None:
     header, rows = cells(done)
     assert header == ["row", "kNN %", "paper", "LP acc %", "paper", "time s", "paper"]

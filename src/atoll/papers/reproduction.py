@@ -19,6 +19,7 @@ from atoll.papers.images import image_changes
 from atoll.papers.rows import Detection, Row, make_rows
 from atoll.papers.scales import PAPER, about, titled
 from atoll.papers.tables import DETECTION, PaperTable, figure_names, load_table, table_names
+from atoll.recipe.engine_options import EngineOptions
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import Recipe, recipe_of
 from atoll.report.numbers import UNMEASURED
@@ -207,9 +208,9 @@ def _shared(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def training(recipe: Recipe) -> Recipe:
-    """A recipe without what does not change its training: names, and the protocols of the last evaluation."""
+    """A recipe without what does not decide its training: names, the engine, the last evaluation's protocols."""
     evaluation = replace(recipe.evaluation, at_end=())
-    return replace(recipe.completed(), name="", title="", evaluation=evaluation)
+    return replace(recipe.completed(), name="", title="", engine=EngineOptions(), evaluation=evaluation)
 
 
 def images_of(rows: Iterable[Row]) -> list[DataOptions]:
