@@ -350,6 +350,27 @@ def test_a_dry_run_builds_every_row_whose_images_are_here(
     )
 
 
+def test_runs_with_other_settings_fail_the_dry_run_too_and_start_again_on_demand(
+    folder: Path, done: dict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(folder / "out", folder / "changed")
+    command = ["reproduce", str(folder / "mine.toml"), "--rows", "ssd", "plain", "--out", str(out)]
+    other = [*command, "--set", "options.dsr.scale=3"]
+    for words in (other, [*other, "--dry-run"]):
+        assert main([*words, "--rows", "ssd"]) == 2
+        said = capsys.readouterr().err
+        assert "was started with options.dsr.scale = 5.0" in said
+        assert "--restart" in said
+    assert main([*command, "--dry-run"]) == 0
+    changed = [*command, "--set", "train.lr=0.01", "--restart"]
+    capsys.readouterr()
+    assert main([*changed, "--dry-run"]) == 0
+    assert "0.01" not in (out / "ssd-seed0/recipe.toml").read_text()
+    assert main([*changed, "--rows", "ssd"]) == 0
+    assert "lr = 0.01" in (out / "ssd-seed0/recipe.toml").read_text()
+    assert "lr = 0.05" in (out / "ssd-seed1/recipe.toml").read_text()  # no run of this command
+
+
 def test_the_others_train_when_small_clients_sit_out(folder: Path) -> None:
     with pytest.warns(UserWarning, match="too small to train and sit"):
         record = reproduce(find_table(str(folder / "partitions.toml"), ["sit_out"], out=folder / "small"))

@@ -148,6 +148,15 @@ def add_log(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def add_restart(sub: argparse.ArgumentParser) -> None:
+    """Add the permission to delete runs that cannot be continued."""
+    sub.add_argument(
+        "--restart",
+        action="store_true",
+        help="restart runs that cannot be continued, such as those of a method that has changed",
+    )
+
+
 def add_other_environment(sub: argparse.ArgumentParser, condition: str = "") -> None:
     """Add the permission to continue runs of another environment."""
     sub.add_argument(

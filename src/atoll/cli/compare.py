@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from atoll.cli.arguments import Commands, add_log, add_other_environment, add_settings, path_of
+from atoll.cli.arguments import Commands, add_log, add_other_environment, add_restart, add_settings, path_of
 from atoll.cli.process import say
 from atoll.core.errors import UserError
 from atoll.core.text import few
@@ -27,9 +27,10 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument(
         "--out", type=path_of, default=Path("runs/demo"), help="folder of the runs (default: runs/demo)"
     )
+    add_restart(demo)
     add_other_environment(demo)
     add_settings(demo)
-    defaults = {"methods": [], "lines": False, "seeds": 1, "sweep": [], "log": [], "restart": False}
+    defaults = {"methods": [], "lines": False, "seeds": 1, "sweep": [], "log": []}
     demo.set_defaults(recipes=DEMO, **defaults)
 
 
@@ -66,11 +67,7 @@ def _add_compare(commands: Commands) -> None:
         metavar="KEY=VALUE,…",
         help="every combination of these values: partition.alpha=0.1,1,100 …",
     )
-    compare.add_argument(
-        "--restart",
-        action="store_true",
-        help="restart runs that cannot be continued, such as those of a method that has changed",
-    )
+    add_restart(compare)
     add_other_environment(compare)
     add_log(compare)
     add_settings(compare)
@@ -143,6 +140,7 @@ def _add_reproduce(commands: Commands) -> None:
     reproduce.add_argument(
         "--out", type=path_of, help="folder of the runs (default: runs/TABLE, or runs/TABLE-SCALE)"
     )
+    add_restart(reproduce)
     add_other_environment(reproduce)
     add_settings(reproduce)
 
@@ -171,11 +169,11 @@ def _reproduce(options: argparse.Namespace) -> int:
         return 0
     job = find_table(options.table, options.rows, options.set, options.seeds, options.out, options.scale)
     if options.dry_run:
-        checks = dry_run(job)
+        checks = dry_run(job, options.other_environment, options.restart)
         console.print(plan_table(job, checks))
         require_built(checks)
         return 0
-    record = reproduce(job, lambda title: Bar(console, title), options.other_environment)
+    record = reproduce(job, lambda title: Bar(console, title), options.other_environment, options.restart)
     console.print(shown(record))
     places = {"table": "table.md", "figure": "figure.svg", "report": "report.html"}
     for what, name in places.items():

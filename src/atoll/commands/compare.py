@@ -293,18 +293,31 @@ def _check(
     anew: set[str] = set()
     for recipe in recipes:
         try:
+            anew |= check_folders(recipe, seeds, out, restart, other_environment)
             runs = _seeded(recipe, seeds, out)
-            for seeded, run in runs:
-                if restart and cannot_continue(run, seeded, other_environment):
-                    anew.add(run.name)
-                else:
-                    check_folder(run, seeded, run.exists(), other_environment)
             if not all(run.finished and run.name not in anew for _, run in runs):
                 prepared = prepare(*runs[0], Simulation(), runs[0][1].name in anew)
                 for one in (*prepared.prerequisites.values(), prepared):
                     one.federation.initial_weights()
         except UserError as error:
             raise UserError(f"{recipe.name}: {error}" if len(recipes) > 1 else str(error)) from None
+    return anew
+
+
+def check_folders(recipe: Recipe, seeds: int, out: Path, restart: bool, other_environment: bool) -> set[str]:
+    """Check that the runs of a recipe can start or continue in their folders.
+
+    Returns:
+        With ``restart``, the names of those that cannot, and start again.
+
+    Raises:
+        UserError: Without it, one of them cannot.
+    """
+    runs = _seeded(recipe, seeds, out)
+    anew = {run.name for one, run in runs if restart and cannot_continue(run, one, other_environment)}
+    for one, run in runs:
+        if run.name not in anew:
+            check_folder(run, one, run.exists(), other_environment)
     return anew
 
 

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from atoll.commands.compare import Comparison, compare
+from atoll.commands.compare import Comparison, check_folders, compare
 from atoll.commands.evaluate import measure_run
 from atoll.commands.figures import Drawn, Results, figure_data
 from atoll.commands.progress import Bar
@@ -39,7 +39,10 @@ from atoll.report.wording import source_words
 
 
 def reproduce(
-    job: Reproduction, callback: Callable[[str], Bar] | None = None, other_environment: bool = False
+    job: Reproduction,
+    callback: Callable[[str], Bar] | None = None,
+    other_environment: bool = False,
+    restart: bool = False,
 ) -> dict[str, Any]:
     """Run a table's rows; finished runs are not run again.
 
@@ -49,6 +52,7 @@ def reproduce(
         job: The table, its rows and where their runs are.
         callback: Makes a progress bar for a title.
         other_environment: Whether to continue runs in another environment.
+        restart: Whether to delete runs that cannot be continued, and to start them again.
 
     Returns:
         The record of the table, as written to ``table.json``; ``table.md`` and ``report.html`` are next to it. A
@@ -65,7 +69,9 @@ def reproduce(
     trainings = job.trainings() if not figure or figure.trains else []
     compared = Comparison([], {})
     if trainings:
-        compared = compare(trainings, job.seeds, job.out, callback, other_environment=other_environment)
+        compared = compare(
+            trainings, job.seeds, job.out, callback, restart=restart, other_environment=other_environment
+        )
     done = {run.folder for run in compared.runs}
     finished: dict[Path, Run] = {}
     rows, runs_of = [], {}
@@ -129,8 +135,13 @@ class RowCheck:
     fault: str = ""
 
 
-def dry_run(job: Reproduction) -> list[RowCheck]:
+def dry_run(job: Reproduction, other_environment: bool = False, restart: bool = False) -> list[RowCheck]:
     """Build the federation of each row whose images are on this machine, for each seed, without training.
+
+    Args:
+        job: The table, its rows and where their runs are.
+        other_environment: Whether runs would be continued in another environment.
+        restart: Whether runs that cannot be continued would be started again.
 
     Raises:
         UserError: The figure cannot be drawn.
@@ -138,7 +149,14 @@ def dry_run(job: Reproduction) -> list[RowCheck]:
     _figure(job)
     missing = cache(why_missing)
     load = lru_cache(maxsize=4)(load_data)
-    return [_check_row(job, row, missing, load) for row in job.rows]
+    faults: dict[str, str] = {}
+    for recipe in job.trainings():
+        try:
+            check_folders(recipe, job.seeds, job.out, restart, other_environment)
+        except UserError as error:
+            faults[recipe.name] = str(error)
+    checks = [_check_row(job, row, missing, load) for row in job.rows]
+    return [replace(one, fault=one.fault or faults.get(job.training_of(one.row), "")) for one in checks]
 
 
 def _check_row(

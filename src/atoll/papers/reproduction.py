@@ -55,9 +55,13 @@ class Reproduction:
         """Title of the result, which names the scale."""
         return titled(self.table, self.scale)
 
+    def training_of(self, row: Row) -> str:
+        """Name of the row whose training a row uses: its own, or that of the first with the same."""
+        return self.trained_as.get(row.name, row.name)
+
     def folders(self, row: Row) -> list[Path]:
         """Folders of a row's runs. Rows with the same training share them, and so do tables beside each other."""
-        first, name = row.recipe.seed, self.trained_as.get(row.name, row.name)
+        first, name = row.recipe.seed, self.training_of(row)
         seeds = range(first, first + self.seeds)
         own = [self.out / run_name(name, seed) for seed in seeds]
         if any(Run(folder).exists() for folder in own):
@@ -90,7 +94,7 @@ class Reproduction:
         for row in self.rows:
             if any(folder.parent != self.out for folder in self.folders(row)):
                 continue  # another table has trained it
-            shared.setdefault(self.trained_as.get(row.name, row.name), []).append(row)
+            shared.setdefault(self.training_of(row), []).append(row)
         recipes = []
         for name, rows in shared.items():
             recipe = rows[0].recipe
