@@ -82,3 +82,18 @@ def test_the_notes_have_the_constants_of_every_protocol(tmp_path):
     ]
     assert protocols[0].startswith("kNN k=")
     assert protocols[1].startswith("probe ")
+
+
+def test_early_stopping_is_told_with_the_rounds_that_were_planned(tmp_path):
+    early = {**evaluation(0.8), "stopped_early": True}
+    planned = {"train": {"rounds": 40, "lr": 0.05}}
+    folders = [
+        make_run(tmp_path / "0", results=early, rounds=4, asked=4, recipe=planned),
+        make_run(tmp_path / "1", seed=1, rounds=40, asked=40),
+    ]
+    _, _, notes = comparison_cells([Run(folder) for folder in folders])
+    assert [note for note in notes if "early" in note] == ["stopped early: ssd, seed 0, after round 4 of 40"]
+    page = Page(write_report(folders[:1], tmp_path / "report.html"))
+    runs = page.tables["Runs, each with the digest of its recipe.toml (SHA-256)"]
+    assert "4 of 40, stopped early" in runs[1]
+    assert "rounds are done; this page" not in page.text

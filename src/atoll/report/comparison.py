@@ -11,7 +11,15 @@ from atoll.core.run_folder import Run
 from atoll.evaluation.metrics import constants
 from atoll.report.folders import Folder, edited_files_named, read_folder
 from atoll.report.formats import markdown_table
-from atoll.report.groups import Row, group_runs, have_other_seeds, result_columns, result_rows, seed_words
+from atoll.report.groups import (
+    Row,
+    group_runs,
+    have_other_seeds,
+    result_columns,
+    result_rows,
+    seed_words,
+    stopped_early,
+)
 from atoll.report.html import Html, bullets, join, table
 from atoll.report.numbers import UNMEASURED
 from atoll.report.same_images import other_sites
@@ -43,7 +51,7 @@ def _compared(folders: Sequence[Folder]) -> Cells:
         made += f" ({'; '.join(f'{row.label}: {seed_words(row.seeds)}' for row in rows if row.seeds)})"
     made += f"; Atoll {', '.join(versions)}" if versions else ""  # none has finished
     protocols = sorted({_protocol(folder) for folder in folders if folder.results})
-    notes = [note for note in (*protocols, other_sites(groups), made) if note]
+    notes = [note for note in (*protocols, other_sites(groups), stopped_early(groups), made) if note]
     return header, cells, notes
 
 

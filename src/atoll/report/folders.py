@@ -90,10 +90,13 @@ class Folder:
 
     @property
     def planned(self) -> int:
-        """Number of rounds in the recipe, or that early stopping left of them."""
-        if self.results.get("stopped_early"):
-            return self.rounds
+        """Number of rounds in the recipe."""
         return int(self.recipe.get("train", {}).get("rounds", 0))
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether early stopping ended the run."""
+        return bool(self.results.get("stopped_early"))
 
     @property
     def untrained(self) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def read_folder(path: Path) -> Folder:
             files.table(HELD_OUT, "its test images are unknown", needed=False).get("fingerprint", "")
         ),
     )
-    if folder.rounds < folder.planned:
+    if folder.rounds < folder.planned and not folder.stopped_early:
         folder.missing.insert(
             0,
             f"{files.name}: {folder.rounds} of {folder.planned} rounds are done; "

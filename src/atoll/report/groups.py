@@ -242,6 +242,17 @@ def have_other_seeds(rows: Sequence[Row]) -> bool:
     return any(not (one <= other or other <= one) for one in seeds for other in seeds)
 
 
+def stopped_early(groups: Sequence[Group]) -> str:
+    """Which runs early stopping ended, and when; empty if it ended none."""
+    ended = [
+        f"{group.label}, seed {run.seed}, after round {run.rounds} of {run.planned}"
+        for group in groups
+        for run in group.runs
+        if run.stopped_early
+    ]
+    return f"stopped early: {'; '.join(ended)}" if ended else ""
+
+
 def seed_words(seeds: Sequence[int]) -> str:
     """Format seeds.
 

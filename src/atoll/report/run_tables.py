@@ -42,7 +42,7 @@ def provenance(groups: Sequence[Group]) -> Html:
             method_label(i, group.label),
             run.name,
             str(run.seed),
-            f"{run.rounds} of {run.planned}",
+            f"{run.rounds} of {run.planned}{', stopped early' if run.stopped_early else ''}",
             tag("td", tag("code", run.digest)),
             str(run.results.get("version", UNMEASURED)),
         ]
