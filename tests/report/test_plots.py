@@ -88,6 +88,32 @@ def test_the_place_of_a_point_is_its_value():
     assert (heights[0] - heights[2]) == pytest.approx(3 * (heights[0] - heights[1]), rel=1e-3)
 
 
+def test_a_label_has_one_colour_in_all_panels(monkeypatch):
+    drawn = []
+
+    def save(figure, file, **_):
+        drawn.append(figure)
+        file.write("<svg>")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    names = [f"method {k}" for k in range(12)]
+    panels = [
+        FRAME
+        | {"kind": "lines", "levels": []}
+        | {"series": [{"label": one, "x": [1, 2], "y": [2, 3], "s": [0, 0]} for one in shown]}
+        for shown in (names, names[3:5], [names[0], names[10]])
+    ]
+    figure_svg(panels)
+    (figure,) = drawn
+    colours = [
+        {label: bars[0].get_color() for bars, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        for axes in figure.axes
+    ]
+    assert len(set(colours[0].values())) == 12
+    assert all(colours[0][name] == colour for panel in colours[1:] for name, colour in panel.items())
+    assert [list(panel) for panel in colours] == [names, names[3:5], [names[0], names[10]]]
+
+
 def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch):
     require_plots()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

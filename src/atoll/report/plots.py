@@ -42,7 +42,7 @@ def figure_svg(panels: Sequence[Mapping[str, Any]], title: str = "") -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    columns = min(COLUMNS, len(panels))
+    columns, colours = min(COLUMNS, len(panels)), _colours(panels)
     rows = -(-len(panels) // columns)
     # Glyphs as text: smaller, searchable, and independent of the installed fonts.
     with matplotlib.rc_context({"svg.hashsalt": "atoll", "svg.fonttype": "none", "font.size": 9.0}):
@@ -53,11 +53,21 @@ def figure_svg(panels: Sequence[Mapping[str, Any]], title: str = "") -> str:
             axes.set_title(textwrap.fill(panel["title"], TITLE_WIDTH))
             axes.set_xlabel(panel.get("x", ""))
             axes.set_ylabel(panel.get("y", ""))
-            DRAW[panel["kind"]](axes, panel)
+            DRAW[panel["kind"]](axes, {**panel, "colours": colours})
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     return text[text.index("<svg") :]  # without the XML declaration, so that it can stand in a page
+
+
+def _colours(panels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A colour for each label of lines and bars: a label has the same in all panels."""
+    from matplotlib import colormaps
+
+    drawn = (one for panel in panels for name in ("series", "levels") for one in panel.get(name, ()))
+    labels = list(dict.fromkeys(one["label"] for one in drawn))
+    palette = colormaps["tab10" if len(labels) <= 10 else "tab20"]
+    return {label: palette(k % palette.N) for k, label in enumerate(labels)}
 
 
 def _lines(axes: Axes, panel: Mapping[str, Any]) -> None:
@@ -66,9 +76,10 @@ def _lines(axes: Axes, panel: Mapping[str, Any]) -> None:
             (x, y, s or 0.0) for x, y, s in zip(one["x"], one["y"], one["s"], strict=True) if y is not None
         ]
         xs, ys, spreads = zip(*known, strict=True)
-        axes.errorbar(xs, ys, spreads, marker="o", markersize=3, capsize=2, label=one["label"])
-    for k, one in enumerate(panel["levels"]):
-        colour = f"C{len(panel['series']) + k}"
+        label, colour = one["label"], panel["colours"][one["label"]]
+        axes.errorbar(xs, ys, spreads, marker="o", markersize=3, capsize=2, color=colour, label=label)
+    for one in panel["levels"]:
+        colour = panel["colours"][one["label"]]
         axes.axhline(one["y"][0], linestyle="--", color=colour, label=one["label"])
     if panel["log"]:
         axes.set_xscale("log")
@@ -86,7 +97,8 @@ def _bars(axes: Axes, panel: Mapping[str, Any]) -> None:
     for k, one in enumerate(series):
         at = [group + (k - (len(series) - 1) / 2) * width for group in range(len(groups))]
         heights, spreads = ([value or 0.0 for value in one[name]] for name in ("y", "s"))
-        axes.bar(at, heights, width, yerr=spreads, capsize=2, label=one["label"])
+        colour = panel["colours"][one["label"]]
+        axes.bar(at, heights, width, yerr=spreads, capsize=2, color=colour, label=one["label"])
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right")
     values = [value for one in series for value in one["y"] if value is not None]
     if values and min(values) > 0:  # differences show, and the axis says where it starts
