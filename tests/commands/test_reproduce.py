@@ -272,6 +272,18 @@ def test_what_is_not_the_papers_setting_says_so_in_the_table_and_on_the_page(fol
     assert "<h1>Mine [1], at scale" in page
 
 
+def test_a_row_whose_run_stopped_early_says_so(folder: Path) -> None:
+    settings = ["train.rounds=5", "train.lr=1e-12", "evaluation.every=1", "evaluation.patience=1"]
+    settings.append("evaluation.during=['knn']")
+    record = reproduce(find_table(str(folder / "mine.toml"), ["plain"], settings, out=folder / "early"))
+    lines = (folder / "early/plain-seed0/metrics.jsonl").read_text().splitlines()
+    last = max(json.loads(line)["round"] for line in lines)
+    assert last < 5
+    note = f"stopped early: FedAlignUniform, seed 0, after round {last} of 5"
+    assert note in remarks(record)
+    assert f"- {note}" in (folder / "early/table.md").read_text().splitlines()
+
+
 def test_a_row_whose_run_fails_stays_empty_and_says_why(folder: Path) -> None:
     job = find_table(str(folder / "mine.toml"), ["plain"], ["train.first_norm=1e-9"], out=folder / "failing")
     record = reproduce(job)

@@ -32,7 +32,9 @@ from atoll.papers.rows import Detection, Row
 from atoll.recipe.prerequisites import prerequisite_recipes
 from atoll.recipe.recipe import recipe_of
 from atoll.report import write_report
+from atoll.report.folders import read_folder
 from atoll.report.formats import write_table
+from atoll.report.groups import group_runs, stopped_early
 from atoll.report.plots import figure_svg, require_plots
 from atoll.report.reproduction import cells, markdown, section
 from atoll.report.wording import source_words
@@ -81,8 +83,10 @@ def reproduce(
         finished |= {run.folder: run for run in runs}
         names = [run.name if run.folder in done else f"{run.folder.parent.name}/{run.name}" for run in runs]
         rows.append(_measured(row, names, [_results_or_failure(row, run, compared) for run in runs]))
+    early = stopped_early(group_runs([read_folder(folder) for folder in finished]))
     record = {
         **job.header(),
+        "notes": [*job.notes(), *filter(None, [early])],
         "version": version(),
         "failures": compared.failures,
         "rows": rows,
