@@ -22,6 +22,7 @@ from atoll.engines.flower.codec import tree
 from atoll.engines.flower.local_privacy import LocalPrivacy
 from atoll.engines.flower.policy import Policy, PolicyError, WithdrawnError
 from atoll.engines.flower.site import _cohort
+from atoll.engines.flower.site_options import SiteOptions
 from atoll.recipe.recipe import load_recipe, recipe_digest
 from tests.engines.flower.grid import node
 from tests.engines.flower.site_runs import FOLDERS, play, site, sites
@@ -303,6 +304,12 @@ def test_a_site_says_in_which_time_zone_its_clock_is(monkeypatch):
             with pytest.raises(PolicyError, match=f"its clock says 12:00 {name}$"):
                 hours.check_now(summer_noon)
     time.tzset()
+
+
+def test_a_policy_in_the_home_folder_is_read_as_the_images_and_the_state_are(place, monkeypatch):
+    policy(place, "max_rounds = 3")
+    monkeypatch.setenv("HOME", str(place))
+    assert SiteOptions(site="west", policy="~/policy.toml").read_policy() == Policy(max_rounds=3)
 
 
 def test_noise_leaves_the_site_and_nothing_else_does(place):

@@ -106,7 +106,7 @@ class SiteOptions:
         if not self.site:
             return None
         try:
-            return Policy.read(Path(self.policy)) if self.policy else Policy()
+            return Policy.read(expand_home(self.policy)) if self.policy else Policy()
         except UserError as error:
             raise SiteError(
                 "the site's policy cannot be read; the site's own log says why, and its owner corrects the file"
