@@ -10,7 +10,7 @@ import torch
 import torchvision
 
 from atoll.core.errors import UserError
-from atoll.models import ModelOptions, build_encoder, load_encoder, load_weights, save_encoder
+from atoll.models import ModelOptions, build_encoder, give_encoder, load_encoder, load_weights, save_encoder
 
 METADATA = {"normalisation": {"mean": [0.5], "std": [0.25]}, "method": "ssd", "b": 1, "a": None}
 
@@ -213,3 +213,52 @@ def test_weights_that_cannot_be_used_get_one_sentence(tmp_path):
         load_weights(narrow(), path)
     with pytest.raises(UserError, match="there is no file"):
         load_weights(narrow(), tmp_path / "absent.pth")
+
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 8), nn.Linear(8, 4)
+
+    def forward(self, images):
+        # a comment
+        return self.second(torch.relu(self.first(images.flatten(1))))
+"""
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_encoder_whose_code_has_changed_since_is_told(given, tmp_path, monkeypatch):
+    def now(text):
+        module = {"__name__": __name__}
+        exec(text, module)
+        monkeypatch.setattr(sys.modules[__name__], "Net", module["Net"], raising=False)
+        return module["Net"]
+
+    def load(text):
+        net = now(text)
+        return load_encoder(tmp_path / "e.safetensors", net if given else None)
+
+    net = now(CODE)
+    source = give_encoder(net, 1, 8) if given else f"{__name__}:Net"
+    save_encoder(tmp_path / "e.safetensors", build_encoder(ModelOptions(encoder=source), 1, 8), {})
+    load(CODE.replace("a comment", "another comment"))  # warnings are errors in tests
+    with pytest.warns(
+        UserWarning, match=r"e\.safetensors was saved with another version of .*Net.* than its"
+    ):
+        load(CODE.replace("torch.relu", "torch.tanh"))
+    with pytest.raises(
+        UserError, match=r"do not fit '.*Net.*' as its code is here \(size mismatch for .*first"
+    ):
+        load(CODE.replace("nn.Linear(64, 8)", "nn.Linear(64, 9)").replace("nn.Linear(8,", "nn.Linear(9,"))
+    with pytest.raises(UserError, match=r"as its code is here \(model.encoder = .* cannot process images"):
+        load(CODE.replace("nn.Linear(64, 8)", "nn.Linear(63, 8)"))
+    with pytest.raises(UserError, match=r"as its code is here \(Missing key.*third"):
+        load(
+            CODE.replace("# a comment", "").replace(
+                "super().__init__()", "super().__init__()\n        self.third = nn.Linear(2, 2)"
+            )
+        )

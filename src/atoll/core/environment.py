@@ -30,6 +30,7 @@ VARIABLES = (
 NOT_COMPARED = ("python",)  # see `other_code`
 LATER = ("cudnn", "processor")  # not recorded by earlier versions of Atoll, whose runs can be resumed
 CODE = "code of "  # comes before a name, module:attribute
+PYTHON = ".".join(platform.python_version_tuple()[:2])  # on which fingerprints of code depend
 UNKNOWN = "unknown"  # replaces a fingerprint that cannot be computed
 # Fingerprints of code at its import; the code may change global values when it runs.
 _fingerprints: dict[str, tuple[Any, str]] = {}
@@ -75,7 +76,7 @@ def environment_of_code(names: Sequence[str]) -> Environment:
     Raises:
         UserError: A name cannot be imported.
     """
-    found: Environment = {"python": ".".join(platform.python_version_tuple()[:2])} if names else {}
+    found: Environment = {"python": PYTHON} if names else {}
     for name in names:
         value = import_attribute(name, "the recipe's code")
         if name not in _fingerprints or _fingerprints[name][0] is not value:

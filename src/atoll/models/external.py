@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from atoll.core.environment import CODE, PYTHON
 from atoll.core.errors import UserError
 from atoll.core.fingerprint import fingerprint
 from atoll.core.given import PREFIX, Given, not_given
@@ -179,6 +180,8 @@ def build_external(name: str, channels: int, size: int, config: Mapping[str, Any
         model, about = hugging_face_model(name, channels, size, config)
     else:
         model = make_module(_own(name), name, channels, size)
+        digest = hashlib.sha256(_code_of(model, model).encode()).hexdigest()[:_DIGITS]
+        about = {"code": {"python": PYTHON, f"{CODE}{name}": digest}}
     encoder = ExternalEncoder(model, name, (channels, size, size))
     encoder.spec = {"encoder": str(name), "channels": channels, "image_size": size, **about}
     return encoder

@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from atoll.core.digests import DIGITS, MISMATCH, DamagedError, seal_at, verify_at
-from atoll.core.errors import UserError
+from atoll.core.environment import other_code
+from atoll.core.errors import UserError, warn
 from atoll.core.files import to_path, write_whole
 from atoll.core.given import Given
 from atoll.core.process_state import settings_kept
@@ -24,7 +25,7 @@ from atoll.core.text import first_line
 from atoll.core.tree import FILE_KEY
 from atoll.models.encoder import Encoder, graft
 from atoll.models.exported import load_folder, load_program
-from atoll.models.external import Factory
+from atoll.models.external import Factory, is_external
 from atoll.models.libraries import MissingEncoderError
 from atoll.models.options import rebuild_encoder
 
@@ -126,10 +127,12 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
             f"{path} has format {about['format']}, and this version of atoll reads up to {FORMAT}; upgrade"
         )
     # Building draws random weights, which loading replaces; it must not advance the caller's generator.
+    name = ""
     with torch.random.fork_rng(devices=[]):
         try:
-            given = None if encoder is None else Given(about["spec"]["encoder"], encoder)
-            made = rebuild_encoder(about["spec"], given)
+            name = str(about["spec"]["encoder"])
+            made = rebuild_encoder(about["spec"], None if encoder is None else Given(name, encoder))
+            changed = other_code(about["spec"].get("code", {}), made.spec.get("code", {}))
             if about.get("names") == LIBRARY:
                 made.load_library_state(tensors)
             else:
@@ -138,10 +141,21 @@ def load_encoder(path: str | os.PathLike[str], encoder: nn.Module | Factory | No
         except MissingEncoderError as error:
             raise MissingEncoderError(f"{path}: {error}") from None
         except (AttributeError, KeyError, TypeError, RuntimeError, ValueError) as error:
+            # PyTorch's first line only announces what does not fit.
+            reason = first_line(RuntimeError(str(error).partition("\n")[2] or str(error)))
+            if is_external(name):
+                raise UserError(
+                    f"{path} holds weights that do not fit {name!r} as its code is here ({reason}); restore the "
+                    "code, or the version of the library, with which they were saved"
+                ) from error
             raise UserError(
-                f"{path} is damaged: its description does not fit its weights "
-                f"({first_line(error)}); save the encoder again"
+                f"{path} is damaged: its description does not fit its weights ({reason}); save the encoder again"
             ) from error
+    if changed:
+        warn(
+            f"{path} was saved with another version of {changed} than its code is here, so its representations may "
+            "differ; restore that code, or train again"
+        )
     return made.eval()
 
 
