@@ -36,6 +36,14 @@ def lines(run: atoll.Run) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_finished_run_without_labels_says_why_it_has_no_accuracy(tmp_path: Path) -> None:
+    results = atoll.Run(run_tiny(tmp_path / "run", "data.labels=false").folder).results
+    with pytest.raises(
+        KeyError, match=r"the accuracies are: none; knn: not measured, because .* have no labels"
+    ):
+        results["knn/accuracy"]
+
+
 def test_results_and_metrics_are_what_the_files_hold(run: atoll.Run, tmp_path: Path) -> None:
     saved = json.loads((run.folder / "evaluation.json").read_text())
     assert run.results["knn/accuracy"] == saved["knn/accuracy"]

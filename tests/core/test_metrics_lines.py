@@ -54,3 +54,5 @@ def test_a_result_that_there_is_not_names_those_that_there_are():
     assert "knn" not in found
     with pytest.raises(KeyError, match=r"no result 'knn/accuracy'; .*none, until the run has finished"):
         Results()["knn/accuracy"]
+    with pytest.raises(KeyError, match=r"the accuracies are: none\"$"):
+        Results({"round": 2, "geometry/effective_rank": 3.0})["knn/accuracy"]

@@ -20,11 +20,9 @@ class Results(dict[str, Any]):
 
     def __missing__(self, key: object) -> Any:
         """Say what there is instead."""
-        known = (
-            ", ".join(name for name in self if name.endswith("/accuracy"))
-            or "none, until the run has finished"
-        )
-        raise KeyError(f"no result {key!r}; the accuracies are: {known}")
+        known = ", ".join(name for name in self if name.endswith("/accuracy")) or "none"
+        why = f"; {self['note']}" if "note" in self else "" if self else ", until the run has finished"
+        raise KeyError(f"no result {key!r}; the accuracies are: {known}{why}")
 
 
 class Metrics(list[dict[str, Any]]):
