@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from atoll.core.environment import CODE, PYTHON
 from atoll.core.errors import UserError
+from atoll.core.files import hash_bytes
 from atoll.core.fingerprint import fingerprint
 from atoll.core.given import PREFIX, Given, not_given
 from atoll.core.imports import import_attribute
@@ -69,14 +70,14 @@ class ExternalEncoder(Encoder):
         """
         output: Any = self.model(images)
         h: Any = output if isinstance(output, Tensor) else _pooled(self.model, output)
-        if isinstance(h, Tensor) and h.ndim == 2 and h.is_floating_point():
+        if isinstance(h, Tensor) and h.ndim == 2 and h.is_floating_point() and self.dim in (0, h.shape[1]):
             return h
         kind = str(h.dtype).removeprefix("torch.") if isinstance(h, Tensor) else ""
         found = f"a {kind} tensor of shape {tuple(h.shape)}" if kind else type_words(h)
         raise UserError(
             f"model.encoder = {self._name!r} returns {found} for {len(images)} image{'s' * (len(images) != 1)} in "
             f"{'train' if self.training else 'eval'} mode, and must return a row of floats for each, of shape "
-            "(N, d); pool its output, or wrap it in a module that does"
+            f"(N, {self.dim or 'd'}); pool its output, or wrap it in a module that does"
         )
 
     def library_state(self) -> dict[str, Tensor]:
@@ -115,14 +116,15 @@ class ExternalEncoder(Encoder):
             raise UserError(f"model.encoder = {self._name!r} {wrong}")
         return h.shape[1]
 
+    @torch.inference_mode(False)  # whose tensors do not count changes in place
     @torch.no_grad()
     def _why_not_fixed(self, shape: tuple[int, int, int]) -> str:
         """Reason why an image has no fixed representation in eval mode; empty if it has one."""
         image = torch.linspace(0, 1, math.prod(shape)).view(1, *shape)
         given, other = image.clone(), 1 - image
         with evaluating(self), torch.random.fork_rng(devices=[]):
-            first = self(given)
-            if not torch.equal(given, image):
+            version, first = given._version, self(given)
+            if given._version > version:  # equal values say little: a ReLU in place keeps those above 0
                 return "changes the images that it is given; let it compute on a copy"
             second, beside = self(image.clone()), self(torch.cat([image, other]))[:1]
         if not torch.allclose(first, second, equal_nan=True):
@@ -180,8 +182,7 @@ def build_external(name: str, channels: int, size: int, config: Mapping[str, Any
         model, about = hugging_face_model(name, channels, size, config)
     else:
         model = make_module(_own(name), name, channels, size)
-        digest = hashlib.sha256(_code_of(model, model).encode()).hexdigest()[:_DIGITS]
-        about = {"code": {"python": PYTHON, f"{CODE}{name}": digest}}
+        about = {"code": {"python": PYTHON, f"{CODE}{name}": hash_bytes(_code_of(model, model).encode())}}
     encoder = ExternalEncoder(model, name, (channels, size, size))
     encoder.spec = {"encoder": str(name), "channels": channels, "image_size": size, **about}
     return encoder
