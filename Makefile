@@ -9,7 +9,7 @@ KATEX := $(INSTALL) --no-deps djangocms-katex
 DEMO := .venv/.for-demo
 TESTS := .venv/.for-tests
 DOCS := .venv/.for-docs
-PARALLEL := -n 4 --dist worksteal
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help demo test test-slow lint docs bench clean
 help:           ## Show the targets

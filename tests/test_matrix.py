@@ -24,7 +24,7 @@ AXES = {
     "server": sorted(SERVER_STEPS),
 }
 SMALL = (
-    "data.limit=24",
+    "data.limit=36",
     "partition.clients=3",
     "train.batch_size=6",
     "train.optimizer=sgd",
@@ -136,7 +136,15 @@ def test_pairwise_meets_every_pair():
     assert len(rows) < 12
 
 
-@pytest.mark.parametrize("combination", pairwise(AXES), ids="-".join)
+def some_of_them_slow(combinations):
+    """Every third is tested always, and all are by the slow tests."""
+    return [
+        pytest.param(one, marks=[pytest.mark.slow] if number % 3 else [])
+        for number, one in enumerate(combinations)
+    ]
+
+
+@pytest.mark.parametrize("combination", some_of_them_slow(pairwise(AXES)), ids="-".join)
 def test_any_two_parts_work_together_or_are_refused(combination, images, tmp_path):
     check(combination, images, tmp_path)
 
