@@ -182,34 +182,34 @@ measures.geometry.published.metric = "LP acc %"
 """
 
 
-def test_a_table_measures_what_a_table_beside_it_has_trained(
-    folder: Path, done: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def beside(folder: Path, done: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+    """A table, and a folder that holds the runs of another."""
     monkeypatch.setattr("atoll.papers.reproduction.table_names", lambda: ["out"])
     (folder / "beside.toml").write_text(BESIDE)
-    root = shutil.copytree(folder / "out", folder / "root/out").parent
+    shutil.copytree(folder / "out", tmp_path / "out")
+    return str(folder / "beside.toml"), tmp_path
+
+
+def test_a_table_measures_what_a_table_beside_it_has_trained(beside: tuple[str, Path]) -> None:
+    table, root = beside
     before = (root / "out/plain-seed0/encoder.safetensors").stat().st_mtime_ns
-    record = reproduce(find_table(str(folder / "beside.toml"), seeds=2, out=root / "beside"))
+    record = reproduce(find_table(table, seeds=2, out=root / "beside"))
     (row,) = record["rows"]
     assert row["runs"] == ["out/plain-seed0", "out/plain-seed1"]
     assert [path.name for path in (root / "beside").iterdir() if path.is_dir()] == []
     assert (root / "out/plain-seed0/encoder.safetensors").stat().st_mtime_ns == before
     expected = [measure_run(Run(root / "out" / f"plain-seed{seed}"), ["geometry"]) for seed in (0, 1)]
     assert row["values"]["geometry"]["ours"] == [one["geometry/effective_rank"] for one in expected]
-    other = find_table(str(folder / "beside.toml"), settings=["train.lr=0.01"], out=root / "beside")
+    other = find_table(table, settings=["train.lr=0.01"], out=root / "beside")
     assert [one.name for one in other.trainings()] == ["plain"]  # another training
 
 
-def test_a_run_serves_a_table_beside_it_whatever_the_engine(
-    folder: Path, done: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("atoll.papers.reproduction.table_names", lambda: ["out"])
-    (folder / "beside.toml").write_text(BESIDE)
-    root = shutil.copytree(folder / "out", folder / "engines/out").parent
-    beside = str(folder / "beside.toml")
+def test_a_run_serves_a_table_beside_it_whatever_the_engine(beside: tuple[str, Path]) -> None:
+    table, root = beside
     # A run's recipe holds what "auto" stood for, as the papers' recipes leave it.
     for setting in ("engine.channels_last=auto", "engine.workers=2", "engine.device=cpu"):
-        job = find_table(beside, settings=[setting], seeds=2, out=root / "beside")
+        job = find_table(table, settings=[setting], seeds=2, out=root / "beside")
         assert job.trainings() == []
 
 
@@ -335,12 +335,16 @@ changes.data = { source = "parquet", path = "not-here" }
 """
 
 
+@pytest.fixture
+def partitions(folder: Path) -> str:
+    (folder / "partitions.toml").write_text(PARTITIONS)
+    return str(folder / "partitions.toml")
+
+
 def test_a_dry_run_builds_every_row_whose_images_are_here(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    partitions: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = folder / "partitions.toml"
-    path.write_text(PARTITIONS)
-    sit_out, refused, elsewhere = dry_run(find_table(str(path)))
+    sit_out, refused, elsewhere = dry_run(find_table(partitions))
     sizes = load_partition(replace(sit_out.row.recipe, partition=replace(refused.row.recipe.partition)))[
         1
     ].sizes
@@ -352,7 +356,7 @@ def test_a_dry_run_builds_every_row_whose_images_are_here(
     assert "partition.sit_out_below = 2" in refused.fault
     assert "not-here" in elsewhere.missing
     assert (elsewhere.clients, elsewhere.fault) == ("", "")
-    command = ["reproduce", str(path), "--dry-run", "--rows"]
+    command = ["reproduce", partitions, "--dry-run", "--rows"]
     assert main([*command, "sit_out", "elsewhere"]) == 0
     assert "not on this machine: not-here (parquet)" in capsys.readouterr().out
     assert main([*command, "sit_out", "refused"]) == 2
@@ -383,9 +387,9 @@ def test_runs_with_other_settings_fail_the_dry_run_too_and_start_again_on_demand
     assert "lr = 0.05" in (out / "ssd-seed1/recipe.toml").read_text()  # no run of this command
 
 
-def test_the_others_train_when_small_clients_sit_out(folder: Path) -> None:
+def test_the_others_train_when_small_clients_sit_out(folder: Path, partitions: str) -> None:
     with pytest.warns(UserWarning, match="too small to train and sit"):
-        record = reproduce(find_table(str(folder / "partitions.toml"), ["sit_out"], out=folder / "small"))
+        record = reproduce(find_table(partitions, ["sit_out"], out=folder / "small"))
     assert record["failures"] == {}
     sit_out = json.loads((folder / "small/sit_out-seed0/partition.json").read_text())["sit_out"]
     assert all(

@@ -10,6 +10,7 @@ import torch
 import torchvision
 
 from atoll.core.errors import UserError
+from atoll.core.process_state import seeded_streams
 from atoll.models import ModelOptions, build_encoder, give_encoder, load_encoder, load_weights, save_encoder
 
 METADATA = {"normalisation": {"mean": [0.5], "std": [0.25]}, "method": "ssd", "b": 1, "a": None}
@@ -262,3 +263,30 @@ def test_an_encoder_whose_code_has_changed_since_is_told(given, tmp_path, monkey
                 "super().__init__()", "super().__init__()\n        self.third = nn.Linear(2, 2)"
             )
         )
+
+
+CALLS = 0
+
+
+class Counting(torch.nn.Linear):
+    """Code that changes a global value when it runs."""
+
+    def __init__(self):
+        super().__init__(64, 4)
+
+    def forward(self, images):
+        global CALLS
+        CALLS += 1
+        return super().forward(images.flatten(1))
+
+
+def test_what_the_code_of_an_encoder_counts_does_not_change_its_file(tmp_path):
+    files = [tmp_path / name for name in ("first", "second")]
+    for file in files:
+        with seeded_streams(0):
+            encoder = build_encoder(ModelOptions(encoder=f"{__name__}:Counting"), 1, 8)
+        save_encoder(file, encoder, {})
+        encoder(torch.zeros(1, 1, 8, 8))
+        load_encoder(file)  # warnings are errors in tests
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert CALLS > 2

@@ -20,12 +20,12 @@ from torch.nn.parameter import is_lazy
 from atoll.core.environment import CODE, PYTHON
 from atoll.core.errors import UserError
 from atoll.core.files import hash_bytes
-from atoll.core.fingerprint import fingerprint
 from atoll.core.given import PREFIX, Given, not_given
 from atoll.core.imports import import_attribute
 from atoll.core.process_state import seeded_streams, streams_kept
 from atoll.core.text import first_line, plural, type_words
 from atoll.models.encoder import Encoder, represent_black
+from atoll.models.fingerprint import code_of, first_code_of
 from atoll.models.libraries import (
     HUGGING_FACE,
     TIMM,
@@ -182,7 +182,7 @@ def build_external(name: str, channels: int, size: int, config: Mapping[str, Any
         model, about = hugging_face_model(name, channels, size, config)
     else:
         model = make_module(_own(name), name, channels, size)
-        about = {"code": {"python": PYTHON, f"{CODE}{name}": hash_bytes(_code_of(model, model).encode())}}
+        about = {"code": {"python": PYTHON, f"{CODE}{name}": hash_bytes(first_code_of(model).encode())}}
     encoder = ExternalEncoder(model, name, (channels, size, size))
     encoder.spec = {"encoder": str(name), "channels": channels, "image_size": size, **about}
     return encoder
@@ -260,7 +260,7 @@ def give_encoder(source: Any, channels: int, size: int) -> Given:
     name = call_it(source)
     with seeded_streams(0):
         model = make_module(source, name, channels, size)
-    digest = hashlib.sha256(f"{model!r}{_code_of(model, source)}".encode())
+    digest = hashlib.sha256(f"{model!r}{code_of(model, source)}".encode())
     for key, tensor in sorted(model.state_dict().items()):
         if not isinstance(tensor, Tensor) or is_lazy(tensor):
             continue  # refused when the encoder is built; drawn from the run's seed
@@ -268,23 +268,6 @@ def give_encoder(source: Any, channels: int, size: int) -> Given:
         digest.update(f"{key} {plain.dtype} {tuple(plain.shape)}".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     return Given.named(name, digest.hexdigest()[:_DIGITS], source)
-
-
-def _code_of(model: nn.Module, source: Any) -> str:
-    """A fingerprint of the code of a model's parts and its factory; their source text if they cannot be read."""
-    kinds = [*dict.fromkeys(type(part) for part in model.modules())]
-    factory = [] if isinstance(source, nn.Module) else [source]
-    try:
-        return fingerprint([*kinds, *factory], versions=False)
-    except Exception:  # the user's objects may raise any exception, or contain each other endlessly
-        return "".join(map(_text_of, (type(model), source)))
-
-
-def _text_of(kind: Any) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):  # built in, or entered where Python keeps no source
-        return ""
 
 
 def call_it(source: Any) -> str:
