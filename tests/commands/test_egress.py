@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,6 +9,7 @@ import torch
 from atoll.cli.main import main
 from atoll.cli.tables import egress_tables
 from atoll.commands.egress import egress
+from atoll.commands.run import run_recipe
 from atoll.components.base import TensorSpec, Term
 from atoll.components.declaration import declared_leaves
 from atoll.core.errors import UserError
@@ -143,6 +145,16 @@ def test_what_is_measured_agrees_with_what_components_declare(name):
                 assert all(size <= most for size, most in zip(item.shape, leaf.largest, strict=True))
     if name == "all_projections":
         assert listed["parts.fedca_dictionary"].shape == (1000, federation.setting.embedding_dim)
+
+
+@pytest.mark.parametrize("name", ["featarc", "scaffold"])
+def test_what_is_listed_is_what_a_run_counts(name, tmp_path):
+    recipe = tiny(*SENDERS[name], "train.rounds=2")
+    run_recipe(recipe, tmp_path / "run")
+    last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+    listed = egress(recipe)
+    for count, items in ((last["bytes_up"], listed.up), (last["bytes_down"], listed.down)):
+        assert count == sum(item.bytes for item in items if 2 in item.rounds) * last["clients"]
 
 
 def test_what_is_declared_and_comes_in_later_rounds_is_listed():

@@ -42,7 +42,8 @@ tensors = st.builds(
 )
 rows = st.builds(TensorSpec, st.tuples(st.builds(UpTo, sizes), sizes), unit_rows=st.just(True))
 numbers = st.builds(NumberSpec, st.sampled_from([int, float]), least=st.just(-3), most=st.just(7))
-words = st.builds(ChoiceSpec, st.lists(names, min_size=1, max_size=3, unique=True).map(tuple))
+chosen = st.text("abcdefgh.é", min_size=1, max_size=20)
+words = st.builds(ChoiceSpec, st.lists(chosen, min_size=1, max_size=3, unique=True).map(tuple))
 per_weight = st.sampled_from(
     [
         PerWeight(),
@@ -143,8 +144,9 @@ def test_nothing_that_fits_is_larger_than_the_bound(data):
     value = fit(spec, data.draw)
     assert len(pack(value)) <= max_bytes(spec, WEIGHTS) + 512
     assert num_bytes(value) <= max_bytes(spec, WEIGHTS)
-    listed = [leaf for _, leaf in declared_leaves(spec, WEIGHTS, "x") if isinstance(leaf, TensorSpec)]
-    assert len(list(leaves(value))) <= len(listed)
+    listed = [leaf for _, leaf in declared_leaves(spec, WEIGHTS, "x")]
+    assert num_bytes(value) <= sum(leaf.num_bytes for leaf in listed)
+    assert len(list(leaves(value))) <= sum(isinstance(leaf, TensorSpec) for leaf in listed)
 
 
 @dataclass(frozen=True)

@@ -88,14 +88,20 @@ def test_the_place_of_a_point_is_its_value():
     assert (heights[0] - heights[2]) == pytest.approx(3 * (heights[0] - heights[1]), rel=1e-3)
 
 
-def test_a_label_has_one_colour_in_all_panels(monkeypatch):
-    drawn = []
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn."""
+    figures = []
 
     def save(figure, file, **_):
-        drawn.append(figure)
+        figures.append(figure)
         file.write("<svg>")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    return figures
+
+
+def test_a_label_has_one_colour_in_all_panels(drawn):
     names = [f"method {k}" for k in range(12)]
     panels = [
         FRAME
@@ -112,6 +118,18 @@ def test_a_label_has_one_colour_in_all_panels(monkeypatch):
     assert len(set(colours[0].values())) == 12
     assert all(colours[0][name] == colour for panel in colours[1:] for name, colour in panel.items())
     assert [list(panel) for panel in colours] == [names, names[3:5], [names[0], names[10]]]
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+def test_only_known_deviations_have_error_bars(drawn, kind):
+    series = {"label": "", "x": [0, 1, 2], "y": [1.0, 2.0, 3.0], "s": [0.5, None, 0.0]}
+    panel = {**FRAME, "kind": kind, "groups": ["a", "b", "c"], "series": [series], "levels": []}
+    figure_svg([panel])
+    (bars,) = drawn[0].axes[0].collections
+    ends = [
+        segment.tolist() for segment in bars.get_segments() if len(segment) and segment[0, 1] == segment[0, 1]
+    ]
+    assert ends == [[[0, 0.5], [0, 1.5]], [[2, 3.0], [2, 3.0]]]
 
 
 def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch):

@@ -22,7 +22,7 @@ from atoll.components.base import ChoiceSpec, TensorSpec
 from atoll.components.declaration import Leaf, declared_leaves
 from atoll.core.errors import UserError
 from atoll.core.threads import threads
-from atoll.core.tree import Tree, clone
+from atoll.core.tree import Tree, clone, num_bytes
 from atoll.data.images import ImageSet, StoredPixels
 from atoll.data.partition.partition import Partition
 from atoll.data.sources import Splits
@@ -227,7 +227,8 @@ def _item(
     spec: Leaf | None,
 ) -> Item:
     if not isinstance(small, Tensor):
-        return Item(name, None, type(small).__name__, 8, why, rounds)
+        size = num_bytes(small) if spec is None else spec.num_bytes
+        return Item(name, None, type(small).__name__, size, why, rounds)
     shape = tuple(small.shape)
     if isinstance(large, Tensor) and large.dim() == small.dim():
         slopes = [(b - a) / (PROBES[1] - PROBES[0]) for a, b in zip(small.shape, large.shape, strict=True)]

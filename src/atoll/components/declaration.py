@@ -25,7 +25,7 @@ from atoll.core.tree import Tree, Weights
 
 LARGEST = 1e30  # maximum number that a client may send: sums of such numbers are finite in float32
 MOST_IMAGES = 20_000_000  # maximum number of images of one client: ImageNet-21k has 14 million
-NUMBER_BYTES = 8  # size of a number or a word, as `num_bytes` counts it
+NUMBER_BYTES = 8  # size of a number, as `num_bytes` counts it
 LEAF_BYTES = 512  # size of a tensor's or a number's entry in the headers and in their JSON, without names
 NAME_BYTES = 12  # size of one character of a name, which occurs at most twice in JSON
 
@@ -143,13 +143,17 @@ class ChoiceSpec:
     """
 
     words: tuple[str, ...]
-    num_bytes: ClassVar[int] = NUMBER_BYTES
 
     def mismatch(self, value: Tree, place: str) -> str | None:
         """Describe how a value differs from this spec; None if it matches."""
         if isinstance(value, str) and value in self.words:
             return None
         return f"{place} is {_short(value)}, not one of {', '.join(map(repr, self.words))}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the longest word."""
+        return max((len(word.encode()) for word in self.words), default=0)
 
     @property
     def max_bytes(self) -> int:

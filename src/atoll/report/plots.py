@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import UserError
@@ -72,10 +73,8 @@ def _colours(panels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _lines(axes: Axes, panel: Mapping[str, Any]) -> None:
     for one in panel["series"]:
-        known = [
-            (x, y, s or 0.0) for x, y, s in zip(one["x"], one["y"], one["s"], strict=True) if y is not None
-        ]
-        xs, ys, spreads = zip(*known, strict=True)
+        known = zip(one["x"], one["y"], _error_bars(one), strict=True)
+        xs, ys, spreads = zip(*((x, y, s) for x, y, s in known if y is not None), strict=True)
         label, colour = one["label"], panel["colours"][one["label"]]
         axes.errorbar(xs, ys, spreads, marker="o", markersize=3, capsize=2, color=colour, label=label)
     for one in panel["levels"]:
@@ -91,14 +90,19 @@ def _lines(axes: Axes, panel: Mapping[str, Any]) -> None:
         axes.legend(fontsize="small")
 
 
+def _error_bars(series: Mapping[str, Any]) -> list[float]:
+    """Half the height of each error bar; NaN, which draws none, where one seed leaves the deviation unknown."""
+    return [nan if spread is None else spread for spread in series["s"]]
+
+
 def _bars(axes: Axes, panel: Mapping[str, Any]) -> None:
     series, groups = panel["series"], panel["groups"]
     width = 0.8 / len(series)
     for k, one in enumerate(series):
         at = [group + (k - (len(series) - 1) / 2) * width for group in range(len(groups))]
-        heights, spreads = ([value or 0.0 for value in one[name]] for name in ("y", "s"))
+        heights = [value or 0.0 for value in one["y"]]
         colour = panel["colours"][one["label"]]
-        axes.bar(at, heights, width, yerr=spreads, capsize=2, color=colour, label=one["label"])
+        axes.bar(at, heights, width, yerr=_error_bars(one), capsize=2, color=colour, label=one["label"])
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right")
     values = [value for one in series for value in one["y"] if value is not None]
     if values and min(values) > 0:  # differences show, and the axis says where it starts

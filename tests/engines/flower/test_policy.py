@@ -194,9 +194,10 @@ def test_an_empty_list_allows_nothing(federation):
     assert not Policy(egress=()).sends_results
 
 
-def test_the_size_is_the_one_that_egress_lists(place):
+@pytest.mark.parametrize("method", ["fed_simclr", "featarc"])  # FeatARC also sends a word
+def test_the_size_is_the_one_that_egress_lists(place, method):
     """The exact size passes, and one byte less does not."""
-    federation = Federation(tiny("train.bn_buffers=leave"))
+    federation = Federation(tiny("train.bn_buffers=leave", f"method.name={method}"))
     size = sum(item.bytes for item in egress(federation.recipe).up)
     Policy(max_bytes=size).check_run(federation)
     with pytest.raises(PolicyError, match=f"up to {size:,} bytes"):
