@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.core.run_folder import Run
+from atoll.core.version import VERSION
 from atoll.engines.flower.app_template import write_app
 from tests.engines.flower.deployment import BIN, EXAMPLES, Deployment, _free_port, _listens, write_digits
 from tests.harness import tiny
@@ -31,6 +32,12 @@ def container(pod: str) -> dict[str, Any]:
     """The only container of a pod."""
     (one,) = PODS[pod]["containers"]
     return one
+
+
+def image_of(pod: str) -> tuple[str, str]:
+    """The Dockerfile's target and the tag of a pod's image."""
+    target, tag = container(pod)["image"].removeprefix("atoll-").split(":")
+    return target, tag
 
 
 def hadolint(dockerfile: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +82,11 @@ def test_a_container_is_confined(pod: str) -> None:
     assert "memory" in one["resources"]["limits"]
     dockerfile = (EXAMPLES / "Dockerfile").read_text()
     assert f"USER {spec['securityContext']['runAsUser']}\n" in dockerfile
-    assert f" AS {one['image'].removeprefix('atoll-')}\n" in dockerfile
+    target, tag = image_of(pod)
+    assert f" AS {target}\n" in dockerfile
+    assert tag == VERSION
+    for text in (dockerfile, (DOCS / "deploy.md").read_text()):
+        assert f"--target {target} --tag {one['image']} .\n" in text
 
 
 @pytest.mark.parametrize("pod", sorted(PODS))
@@ -129,8 +140,7 @@ def test_a_manifest_starts_a_program_as_its_page_does(pod: str, program: str, pa
     text = (DOCS / page).read_text().replace("\\\n", " ")
     (command,) = re.findall(rf"^{program} .*$", text, re.MULTILINE)
     assert flags(container(pod)["args"]) == flags(shlex.split(command))
-    image = container(pod)["image"].removeprefix("atoll-")
-    target = (EXAMPLES / "Dockerfile").read_text().partition(f" AS {image}\n")[2]
+    target = (EXAMPLES / "Dockerfile").read_text().partition(f" AS {image_of(pod)[0]}\n")[2]
     assert re.search(r'ENTRYPOINT \["(.*)"\]', target)[1] == program  # type: ignore[index]
 
 
