@@ -52,6 +52,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "hsd.draw": ("options.hsd.basis=random",),
     "hsd.index_by": ("train.participation=0.5",),
     "orchestra": ("options.orchestra.server_steps=20",),
+    "per_ssfl": ("method.merge=personal_networks",),
     "private_fedavg": ("options.private_fedavg.secret=1",),  # a run without it is not repeatable
     "prototype_divergence.iterations": ("options.prototype_divergence.clusters=3",),
     "prototypes.iterations": ("options.prototypes.clusters=3",),
@@ -79,6 +80,8 @@ VALUES = {
 # Options that leave the model as it is, and why.
 SILENT = {
     "gossip.deploys": "it chooses what is evaluated",
+    "per_ssfl.consensus": "it moves the personal networks alone; tests/methods/test_per_ssfl.py",
+    "per_ssfl.weight": "as above",
     "private_fedavg.delta": "it enters the report of ε alone",
     "secure_sum.threshold": "no client is lost",
 }

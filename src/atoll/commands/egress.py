@@ -271,6 +271,8 @@ def _why(method: Method, place: str, name: str) -> str:
 _REASONS = {
     ("up", "weights"): "the trained weights, which the server folds",
     ("down", "models"): "the start of the training",
+    ("", "base"): "a weight of which the server sends the initial value alone",
+    ("kept", "personal"): "a weight that the client trains for itself",
     ("", "losses"): "the mean of each loss over the round, for the log",
     ("", "samples"): "the number of training images: the weight in the fold",
     ("", "batches"): "the number of batches: the weight in the fold",

@@ -87,10 +87,13 @@ class Merge(Component):
         personalises: Each client ends with a separate model (see `personal`).
         alone: The server sends no model to a client that already has one.
         shares: Description of the weights that leave a client; empty if none do.
+        local_heads: Names of heads whose weights each client trains for itself. They never leave it: the client
+            gets their initial values once, and retains what it trains.
     """
 
     personalises: ClassVar[bool] = False
     alone: ClassVar[bool] = False
+    local_heads: ClassVar[tuple[str, ...]] = ()
     shares: ClassVar[str] = "the weights of all trained networks"
 
     @property
@@ -107,7 +110,13 @@ class Merge(Component):
         return set()
 
     def personal(self, weights: Weights, retained: Tree) -> Weights:
-        """Return the client's personal model, from the shared weights and the retained state."""
+        """Return the client's personal model.
+
+        Args:
+            weights: The shared weights; those that only this client trains, by `local_heads`, ``method.share`` or
+                ``train.bn_buffers``, are its own.
+            retained: The merge's slice of the client's retained state.
+        """
         return weights
 
 

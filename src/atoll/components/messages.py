@@ -76,7 +76,7 @@ class ClientState(TypedDict, total=False):
     Attributes:
         parts: The components' slices.
         buffers: BatchNorm's running statistics, with ``train.bn_buffers = "local"``.
-        personal: Trained weights that ``method.share`` leaves out.
+        personal: Trained weights that the merge or ``method.share`` leaves out of updates.
         optimizer: The optimiser's state by parameter, with ``train.keep_optimizer``.
     """
 

@@ -39,7 +39,7 @@ class Setting:
             scale.
         local_only: Names of the weights that never leave a client.
         base_names: Names of the weights that each client receives once, with their initial values: frozen weights,
-            and those that each client trains for itself (``method.share``).
+            and those that each client trains for itself (``method.share``, `Merge.local_heads`).
         personal: Whether clients retain weights, so that each ends with a personal model.
         draw: Index of the independent initial model that is being built; 0 is the model that all clients share.
         checkpoint_every: Rounds between checkpoints. If the run is killed, the rounds since the last checkpoint run

@@ -112,7 +112,7 @@ class Federation:
         method, model = self.recipe.composed, self.recipe.model
         trained = {name for name, weight in named_weights(self.networks).items() if weight.requires_grad}
         names = self.networks.state_dict().keys()
-        some_stay = model.freeze or model.lora_rank or method.share is not None
+        some_stay = model.freeze or model.lora_rank or method.splits_weights
         return replace(
             setting,
             buffers=frozenset(names - trained),

@@ -19,9 +19,10 @@ def update_names(method: Method, train: TrainOptions, networks: nn.ModuleDict) -
 
 
 def travelling_names(method: Method, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights that server and clients exchange: not frozen, and shared by ``method.share``."""
+    """Names of the weights that server and clients exchange: not frozen, shared by merge and ``method.share``."""
     state = networks.state_dict(keep_vars=True)
-    names = state.keys() - frozen_names(networks)
+    local = {name for name in state if name.partition(".")[0] in method.merge.local_heads}
+    names = state.keys() - frozen_names(networks) - local
     if method.share is None:
         return names
     shared = matching(state, method.share, "method.share")
@@ -30,7 +31,7 @@ def travelling_names(method: Method, networks: nn.ModuleDict) -> set[str]:
 
 
 def personal_names(method: Method, networks: nn.ModuleDict) -> set[str]:
-    """Names of the weights that each client trains for itself, by ``method.share``."""
+    """Names of the weights that each client trains for itself, by its merge or ``method.share``."""
     return networks.state_dict().keys() - frozen_names(networks) - travelling_names(method, networks)
 
 

@@ -153,7 +153,12 @@ class Method:
 
     def personalises(self, train: TrainOptions) -> bool:
         """Whether each client ends with a personal model."""
-        return self.merge.personalises or train.bn_buffers == "local" or self.share is not None
+        return self.merge.personalises or train.bn_buffers == "local" or self.splits_weights
+
+    @property
+    def splits_weights(self) -> bool:
+        """Whether each client trains some weights for itself, which the server does not send again."""
+        return self.share is not None or bool(self.merge.local_heads)
 
     @property
     def hides_updates(self) -> str:
@@ -291,9 +296,9 @@ class Method:
     def personal(self, deployment: Deployment, client: int, retained: ClientState | None) -> Weights:
         """Return the model that a client uses: the model chosen for it, combined with its retained state."""
         retained = retained if retained is not None else ClientState()
-        shared = deployment.model_of(client)
-        joined = self.merge.personal(shared, retained.get("parts", {}).get(self.merge.name))
-        return {**joined, **retained.get("personal", {}), **retained.get("buffers", {})}
+        own = {**retained.get("personal", {}), **retained.get("buffers", {})}
+        weights = {**deployment.model_of(client), **own}
+        return self.merge.personal(weights, retained.get("parts", {}).get(self.merge.name))
 
     def refuse_update(self, update: Update, setting: Setting) -> str | None:
         """Return a sentence that says what is wrong with the components' slices of an update, or None."""

@@ -43,6 +43,7 @@ from atoll.methods import (
     local_only,
     moon,
     orchestra,
+    per_ssfl,
     scaffold,
     ssd,
     supervised,
@@ -110,6 +111,7 @@ TERMS: dict[str, type[Term]] = by_name(
     fedu2.FUR,
     fedx.FedX,
     moon.MOON,
+    per_ssfl.PerSSFL,
     RotationTerm,
     scaffold.Scaffold,
     ssd.DSR,
@@ -117,7 +119,13 @@ TERMS: dict[str, type[Term]] = by_name(
     ssd.PD,
 )
 MERGES: dict[str, type[Merge]] = by_name(
-    euc.EUC, fedbn.FedBN, fedema.FedEMA, fedu.FedU, local_only.LocalOnly, Replace
+    euc.EUC,
+    fedbn.FedBN,
+    fedema.FedEMA,
+    fedu.FedU,
+    local_only.LocalOnly,
+    per_ssfl.PersonalNetworks,
+    Replace,
 )
 AGGREGATIONS: dict[str, type[Aggregation]] = by_name(
     calibre.PrototypeDivergence,
@@ -171,6 +179,7 @@ METHODS: dict[str, Method] = {
     "fedprox": fedprox.METHOD,
     "scaffold": scaffold.METHOD,
     "fedbn": fedbn.METHOD,
+    "per_ssfl": per_ssfl.METHOD,
     "featarc": featarc.METHOD,
     "featarc_align": featarc.ALIGN_ONLY,
     "featarc_cluster": featarc.CLUSTER_ONLY,
@@ -326,25 +335,3 @@ def complete(chosen: MethodOptions, method: Method) -> tuple[MethodOptions, dict
     )
     components = (method.objective, *method.terms, method.merge, method.aggregation, method.server)
     return filled, {component.name: table for component in components if (table := describe(component))}
-
-
-def list_methods() -> dict[str, list[dict[str, Any]]]:
-    """List the methods by family: name, title, paper, components, egress in addition to weights, client state."""
-    families: dict[str, list[dict[str, Any]]] = {}
-    for name, method in METHODS.items():
-        families.setdefault(method.family, []).append(
-            {
-                "name": name,
-                "title": method.title,
-                "paper": method.paper,
-                "objective": method.objective.name,
-                "terms": [term.name for term in method.terms],
-                "merge": method.merge.name,
-                "aggregation": method.aggregation.name,
-                "server": method.server.name,
-                "supervised": method.needs_labels,
-                "egress": list(method.egress_beyond_weights),
-                "keeps": list(method.keeps),
-            }
-        )
-    return families

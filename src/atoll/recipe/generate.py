@@ -24,7 +24,6 @@ from atoll.methods.registry import (
     OBJECTIVES,
     SERVER_STEPS,
     TERMS,
-    list_methods,
 )
 from atoll.recipe.recipe import Recipe
 
@@ -50,8 +49,30 @@ def catalogue() -> dict[str, Any]:
     return {
         "schema": recipe_schema(),
         "components": {axis: list(known) for axis, known in AXES.items()},
-        "methods": list_methods(),
+        "methods": methods_by_family(),
     }
+
+
+def methods_by_family() -> dict[str, list[dict[str, Any]]]:
+    """List the methods by family: name, title, paper, components, egress in addition to weights, client state."""
+    families: dict[str, list[dict[str, Any]]] = {}
+    for name, method in METHODS.items():
+        families.setdefault(method.family, []).append(
+            {
+                "name": name,
+                "title": method.title,
+                "paper": method.paper,
+                "objective": method.objective.name,
+                "terms": [term.name for term in method.terms],
+                "merge": method.merge.name,
+                "aggregation": method.aggregation.name,
+                "server": method.server.name,
+                "supervised": method.needs_labels,
+                "egress": list(method.egress_beyond_weights),
+                "keeps": list(method.keeps),
+            }
+        )
+    return families
 
 
 def _first_line(cls: type) -> str:
