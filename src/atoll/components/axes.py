@@ -102,7 +102,10 @@ class Merge(Component):
         return type(self).join is Merge.join
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
-        """Return the weights from which training starts."""
+        """Return the weights from which training starts.
+
+        Weights that the client trained for itself, by `local_heads` or ``method.share``, then replace these.
+        """
         return downloaded
 
     def private(self, networks: nn.ModuleDict) -> set[str]:

@@ -71,9 +71,7 @@ class PersonalNetworks(Merge):
         return {PERSONAL: nn.ModuleDict(networks)}
 
     def join(self, context: ClientContext, downloaded: Weights) -> Weights:
-        """Start the personal networks of a client's first round as copies of the downloaded ones."""
-        if not context.reset:
-            return downloaded
+        """Start the personal networks as copies of the downloaded ones; retained ones then take their place."""
         return {name: downloaded.get(name.removeprefix(PREFIX), own) for name, own in downloaded.items()}
 
     def personal(self, weights: Weights, retained: Tree) -> Weights:
