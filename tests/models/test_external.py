@@ -48,6 +48,11 @@ class Maps(Net):
         return self.conv(images)
 
 
+class Empty(Net):
+    def forward(self, images):
+        return super().forward(images)[:, :0]
+
+
 class Doubles(Net):
     def forward(self, images):
         return super().forward(images).double()
@@ -336,6 +341,7 @@ def test_an_encoder_whose_code_cannot_be_read_is_known_by_its_text(monkeypatch):
         ("nothing_here:Net", "model.encoder 'nothing_here:Net': no module 'nothing_here'"),
         (f"{HERE}Nett", "has no 'Nett'"),
         (f"{HERE}Maps", r"returns a float32 tensor of shape \(1, 8, 31, 31\) for 1 image in eval"),
+        (f"{HERE}Empty", r"returns a float32 tensor of shape \(1, 0\) for 1 image in eval"),
         (f"{HERE}Doubles", r"returns 1 row of float64 for one image.*with \.float\(\)"),
         (f"{HERE}Random", r"draws random numbers in eval mode.*only while self\.training"),
         (

@@ -70,7 +70,12 @@ class ExternalEncoder(Encoder):
         """
         output: Any = self.model(images)
         h: Any = output if isinstance(output, Tensor) else _pooled(self.model, output)
-        if isinstance(h, Tensor) and h.ndim == 2 and h.is_floating_point() and self.dim in (0, h.shape[1]):
+        if (
+            isinstance(h, Tensor)
+            and h.ndim == 2
+            and h.is_floating_point()
+            and 0 < h.shape[1] == (self.dim or h.shape[1])
+        ):
             return h
         kind = str(h.dtype).removeprefix("torch.") if isinstance(h, Tensor) else ""
         found = f"a {kind} tensor of shape {tuple(h.shape)}" if kind else type_words(h)
