@@ -211,9 +211,10 @@ def test_our_own_parts_may_be_named_by_their_place():
             r"has shape \(20,\) and must be a scalar; return its",
         ),
         ("3.0", "is a float; return a tensor of torch"),
+        ("1j * passes[Forward('view1')].z.mean()", r"is complex and must be real; return its abs\(\)"),
     ],
 )
-def test_a_loss_that_is_no_scalar_tensor_is_a_mistake(tmp_path, monkeypatch, loss, sentence):
+def test_a_loss_that_is_no_real_scalar_tensor_is_a_mistake(tmp_path, monkeypatch, loss, sentence):
     (tmp_path / "rows.py").write_text(
         "from dataclasses import dataclass\nfrom atoll.components.base import Forward, Term\n\n\n"
         "@dataclass(frozen=True)\nclass Rows(Term):\n    name = 'rows'\n\n"

@@ -147,7 +147,7 @@ class Client:
             share: The part's share of the batch, by which its loss is weighted in the reported means.
 
         Raises:
-            UserError: The loss of a component is not a scalar.
+            UserError: The loss of a component is not a real scalar.
         """
         self.prepare(batch)
         return self.loss(batch, self.passes(batch), share)
@@ -190,7 +190,7 @@ class Client:
         """Compute the local loss of a batch, given its forward passes; see `step`.
 
         Raises:
-            UserError: The loss of a component is not a scalar.
+            UserError: The loss of a component is not a real scalar.
         """
         total, values = self.losses(batch, passes)
         self.note(values, share)
@@ -200,22 +200,21 @@ class Client:
         """Compute the local loss of a batch, and without gradients all losses by name; see `step`.
 
         Raises:
-            UserError: The loss of a component is not a scalar.
+            UserError: The loss of a component is not a real scalar.
         """
         context = self.context
         total, values = torch.zeros((), device=context.device), {}
         for weight, component in self.method.losses:
-            loss = component.loss(context, batch, passes)
+            name, loss = component.name, component.loss(context, batch, passes)
             if not isinstance(loss, Tensor):
-                raise UserError(
-                    f"the loss of {component.name!r} is {type_words(loss)}; return a tensor of torch's"
-                )
+                raise UserError(f"the loss of {name!r} is {type_words(loss)}; return a tensor of torch's")
             if loss.dim():
                 raise UserError(
-                    f"the loss of {component.name!r} has shape {tuple(loss.shape)} and must be a scalar; "
-                    "return its mean"
+                    f"the loss of {name!r} has shape {tuple(loss.shape)} and must be a scalar; return its mean"
                 )
-            values[component.name] = loss.detach()
+            if loss.is_complex():
+                raise UserError(f"the loss of {name!r} is complex and must be real; return its abs()")
+            values[name] = loss.detach()
             total = total + weight * loss if weight != 1 else total + loss
         return total, {**values, "loss": total.detach()}
 
