@@ -141,6 +141,16 @@ def test_a_run_without_rounds_logs_the_untrained_encoder(
     assert calls == [("open", "", 0), ("line", 0), ("final", 0), ("close", True)]
 
 
+def test_the_results_of_a_run_that_stopped_early_belong_to_its_last_round(
+    tmp_path: Path, calls: list[tuple[Any, ...]]
+) -> None:
+    settings = ("train.rounds=5", "train.lr=1e-12", "evaluation.every=1", "evaluation.patience=1")
+    run = atoll.simulate(tiny(*settings), tmp_path / "run", log="recorded")
+    last = run.metrics[-1]["round"]
+    assert last < 5
+    assert calls[-3:] == [("line", last), ("final", last), ("close", True)]
+
+
 @pytest.mark.parametrize(
     ("when", "kind", "closed"), [("open", UserError, []), ("write", atoll.RunError, [("close", False)])]
 )

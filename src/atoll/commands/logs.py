@@ -83,7 +83,7 @@ class Log(Callback):
 
     def end(self, run: Run) -> None:
         """Write the final results."""
-        last = self._recipe.train.rounds
+        last = run.results["round"]  # early stopping may have ended it before the last one of the recipe
         self._write_rounds(last, self._run.metrics)
         final = {f"{FINAL}{name}": value for name, value in numbers(run.results).items() if name != "round"}
         with self._named(RunError, GO_ON):
