@@ -51,7 +51,8 @@ def test_a_run_that_does_not_improve_ends_early_and_is_complete(tmp_path):
     assert (run.folder / "evaluation.json").stat().st_mtime_ns == written  # nothing was left to do
 
     # Interrupted after its first round, it ends at the same round with the same bytes.
-    parts = run_tiny(tmp_path / "parts", *STOPPING, "train.rounds=1", "engine.checkpoint_every=5")
+    with pytest.warns(UserWarning, match="cannot end this run early"):
+        parts = run_tiny(tmp_path / "parts", *STOPPING, "train.rounds=1", "engine.checkpoint_every=5")
     run_tiny(parts.folder, *STOPPING, "engine.checkpoint_every=5", resume=True)
     assert parts.metrics[-1]["round"] == rounds
     assert same(remains(parts), remains(run))
@@ -62,6 +63,26 @@ def test_patience_without_an_evaluation_is_refused():
         tiny("evaluation.patience=2", "evaluation.every=0")
     with pytest.raises(UserError, match=r"'knn' in evaluation\.during"):
         tiny("evaluation.patience=2", "evaluation.every=1", "evaluation.during=['geometry']")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (("train.rounds=3",), "it needs 3 evaluations, the last after round 3, and train.rounds = 3; lower"),
+        (("train.rounds=4", "evaluation.every=5"), "the last after round 15, and train.rounds = 4"),
+        (("data.labels=false",), "because the training and test images have no labels"),
+        (("data.test_fraction=0",), "because no images are held out"),
+    ],
+)
+def test_patience_that_cannot_end_a_run_is_told_once(tmp_path, settings, why):
+    with pytest.warns(UserWarning, match=f"evaluation.patience .*{why}") as told:
+        run = run_tiny(tmp_path / "run", *STOPPING, *settings)
+    assert len(told) == 1
+    assert not run.results.get("stopped_early")
+
+
+def test_patience_that_can_end_a_run_just_in_time_is_not(tmp_path):
+    run_tiny(tmp_path / "run", *STOPPING, "train.rounds=4")
 
 
 def test_a_private_round_is_not_repeated_from_an_earlier_checkpoint(tmp_path):

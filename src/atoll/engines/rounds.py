@@ -25,6 +25,7 @@ from atoll.engines.federation import Federation
 from atoll.engines.jobs import Executor
 from atoll.engines.observer import Observer
 from atoll.engines.server import Server
+from atoll.evaluation.suite import obstacle
 from atoll.recipe.recipe import Recipe
 
 
@@ -133,6 +134,7 @@ def run_rounds(
     rounds = _Rounds(context, states)
     rounds.begin()
     if not rounds.ended:
+        rounds.check_patience()
         with open_executor() as executor, Background() as background:
             executor.start(rounds.server.constants)
             while not rounds.ended:
@@ -189,6 +191,22 @@ class _Rounds:
         self._observer.keep(self.server.round, self.server.state)
         if logged < self.server.round and "line" in latest:
             self._conclude(self.server.round, latest["line"])
+
+    def check_patience(self) -> None:
+        """Warn if early stopping cannot end the run before its last round."""
+        patience, rounds = self._evaluation.patience, self._train.rounds
+        if patience is None:
+            return
+        splits = self._context.federation.splits
+        images = splits.held_out[1]
+        if len(images) and (why := obstacle(splits.train, images)):  # real sites have none here
+            warn(f"evaluation.patience has no effect, because {why}")
+        elif (first := (patience + 1) * self._evaluation.every) >= rounds:
+            warn(
+                f"evaluation.patience = {patience} cannot end this run early: it needs {patience + 1} evaluations, "
+                f"the last after round {first}, and train.rounds = {rounds}; lower evaluation.patience or "
+                "evaluation.every"
+            )
 
     def run(self, executor: Executor, background: Background, overlap: bool) -> None:
         """Train, save and evaluate a round; with ``overlap``, the background saves it if nothing waits for it."""

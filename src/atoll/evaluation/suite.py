@@ -86,7 +86,7 @@ def evaluate(
             f"there are {len(test)} and {len(train)}"
         )
     results: Results = {}
-    if (why := _obstacle(train, test)) and (skipped := ", ".join(n for n in names if n != "geometry")):
+    if (why := obstacle(train, test)) and (skipped := ", ".join(n for n in names if n != "geometry")):
         if strict:
             raise UserError(
                 f"{skipped} cannot be measured, because {why}; use the protocol geometry, which needs none, "
@@ -113,7 +113,7 @@ def evaluate(
     return results
 
 
-def _obstacle(train: ImageSet, test: ImageSet) -> str:
+def obstacle(train: ImageSet, test: ImageSet) -> str:
     """Reason why accuracies cannot be measured on these images; empty if they can."""
     unlabelled = [name for name, images in (("training", train), ("test", test)) if images.labels is None]
     if unlabelled:
