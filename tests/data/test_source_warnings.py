@@ -34,6 +34,14 @@ def test_twelve_bit_scans_in_a_window_of_sixteen_are_said_to_be_nearly_black(tmp
     assert pixels_of(images).max() == 255
 
 
+def test_values_that_fill_the_default_window_are_not_told(tmp_path):
+    for i in range(2):
+        Image.fromarray(np.full((8, 8), 65535 * i, dtype=np.uint16)).save(tmp_path / f"{i}.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load("images", tmp_path, test_fraction=0)
+
+
 def test_the_values_of_all_splits_are_said_at_once(tmp_path, recwarn):
     for split, top in (("train", 3000), ("test", 4095)):
         (tmp_path / split / "a").mkdir(parents=True)

@@ -107,7 +107,8 @@ def warn_of_values(splits: Sequence[Opened], options: DataOptions) -> None:
         return
     values = reduce(Values.joined, found_values)
     low, high = options.window_low, options.window_high
-    says = options.decoding.says_window
+    # Values that fill the default window leave nothing to set, except for scans, which do not use it.
+    says = options.decoding.says_window or ((values.low, values.high) == (low, high) and not values.scans)
     if options.window == "per-image" or (says and low <= values.low and values.high <= high):
         return
     found = f"{options.path}: images of more than 8 bits hold values from {values.low:g} to {values.high:g}"
