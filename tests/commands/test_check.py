@@ -43,7 +43,7 @@ def test_a_flipped_bit_of_any_kind_of_file_is_found(tmp_path):
         whole = path.read_bytes()
         middle = len(whole) // 2
         path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :])
-        assert check_run(run).damaged, path.name
+        assert len(check_run(run).damaged) == 1, path.name  # also a file that others are read with
         path.write_bytes(whole)
     assert not check_run(run).damaged
 

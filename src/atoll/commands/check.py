@@ -55,6 +55,8 @@ def check_run(run: Run) -> Checked:
     """
     found = Checked()
     _check(run.require(), found)
+    # Every file that is read with a damaged one, such as the recipe, leads to the same sentence.
+    found.damaged = list(dict.fromkeys(found.damaged))
     return found
 
 
@@ -73,8 +75,7 @@ def _check(run: Run, found: Checked) -> None:
         found.damaged += [missing(path) for path in _needed(run) if not path.is_file()]
         found.damaged += _lost_lines(run)
     except UserError as error:
-        if str(error) not in found.damaged:
-            found.damaged.append(str(error))
+        found.damaged.append(str(error))
     for other in sorted((run.folder / FOLDER).glob("*/")):
         _check(Run(other), found)
 
