@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pycocotools import mask as coco_mask
 
 from atoll.core.errors import UserError
 from atoll.data.detection.coco import read_coco
@@ -75,6 +76,16 @@ def test_a_box_that_rounding_let_out_is_clipped_and_one_without_area_left_out(tm
     assert len(data.annotations) == 7
 
 
+def test_a_box_that_rounding_would_close_is_left_out(tmp_path: Path) -> None:
+    data = read(tmp_path, _box(40, 40, 1e-9, 20))
+    assert data.left_out == 1
+    left, top, right, bottom = torch.cat(
+        [data.target(row, masks=False)["boxes"] for row in range(len(data))]
+    ).unbind(1)
+    assert (right > left).all()
+    assert (bottom > top).all()
+
+
 def _box(*box: float) -> Change:
     return lambda tables: tables["annotations"][5].update(bbox=list(box))
 
@@ -109,7 +120,11 @@ def _box(*box: float) -> Change:
             lambda tables: tables["annotations"][5].update(area="big"),
             "the area 'big' and iscrowd 0, which must",
         ),
+        (lambda tables: tables["annotations"][5].update(area=""), "the area '' and iscrowd 0, which must"),
+        (lambda tables: tables["annotations"][5].update(area=-5), "the area -5 and iscrowd 0, .* at least 0"),
+        (lambda tables: tables["images"][1].update(id="101"), "ids of images are all numbers or all text"),
         (lambda tables: tables["images"][1].update(width=None), r"has the size \(None, 96\)"),
+        (lambda tables: tables["categories"][0].update(id=7), "two categories have the same id"),
         (lambda tables: tables["categories"][0].update(id="cat"), "ids of categories are whole numbers"),
     ],
 )
@@ -134,12 +149,32 @@ def test_masks_are_required_of_each_object_and_of_crowds_that_are_measured_again
 
 
 @pytest.mark.parametrize(
-    "segmentation", [[[]], [[1, 2, 3, 4]], [[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5, 6], []], {}, 3]
+    "segmentation",
+    [
+        *([[]], [[1, 2, 3, 4]], [[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5, 6], []], {}, 3),
+        [["a", 2, 3, 4, 5, 6]],
+        {"size": [SIDE, SIDE], "counts": [10, 20]},
+        {"size": [SIDE, SIDE], "counts": [SIDE * SIDE + 1, -1]},
+        {"size": [SIDE, SIDE], "counts": "no runs"},
+        {"size": [SIDE, SIDE], "counts": 3},
+        {"size": [SIDE, SIDE // 2], "counts": [SIDE * SIDE // 2]},
+        {"size": "large", "counts": [SIDE * SIDE]},
+    ],
+    ids=repr,
 )
 def test_what_is_no_mask_is_refused_before_the_training(tmp_path: Path, segmentation: object) -> None:
     data = read(tmp_path, lambda tables: tables["annotations"][3].update(segmentation=segmentation))
     with pytest.raises(UserError, match="annotation 4 has a box and no segmentation"):
         data.require_masks()
+
+
+@pytest.mark.parametrize("counts", [[9, 20, SIDE * SIDE - 29], "compressed"])
+def test_run_lengths_of_the_images_size_are_masks(tmp_path: Path, counts: object) -> None:
+    if counts == "compressed":
+        mask = np.asfortranarray(np.eye(SIDE, dtype=np.uint8))
+        counts = coco_mask.encode(mask)["counts"].decode()
+    runs = {"size": [SIDE, SIDE], "counts": counts}
+    read(tmp_path, lambda tables: tables["annotations"][3].update(segmentation=runs)).require_masks()
 
 
 def test_an_image_of_another_size_than_annotated_is_refused(tmp_path: Path) -> None:

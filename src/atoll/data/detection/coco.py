@@ -50,6 +50,8 @@ def read_coco(root: Path, split: str) -> DetectionSet | None:
         classes = {int(one["id"]): str(one["name"]) for one in tables["categories"]}
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: ids of categories are whole numbers ({error})") from None
+    if len(classes) < len(tables["categories"]):
+        raise UserError(f"{path}: two categories have the same id; give each category an id of its own")
     images = [{key: one[key] for key in ("id", "width", "height", "file_name")} for one in tables["images"]]
     return make_detection_set(FileRecords(folder, names), images, tables["annotations"], classes, str(path))
 

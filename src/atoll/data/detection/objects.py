@@ -25,6 +25,7 @@ from atoll.data.records import Records
 Table = dict[str, Any]
 
 _TOLERANCE = 1.0  # pixels by which a box may pass the image's border, as rounded boxes do; it is clipped
+_THINNEST = 0.01  # pixels; the corners of a thinner box may be equal in float32
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class DetectionSet:
         annotations: COCO's table of objects: ``image_id``, ``category_id``, ``bbox`` (x, y, width, height in
             pixels, from the top left), ``area``, ``iscrowd``, and ``segmentation`` if there is one.
         classes: Names of the categories by id.
-        left_out: Number of objects without an area, which are left out.
+        left_out: Number of objects without an area or nearly so, which are left out.
         name: The split's place, for error messages.
     """
 
@@ -158,24 +159,44 @@ class DetectionSet:
             crowds: Whether crowds need one too: nothing is learned from them, but masks are measured against them.
 
         Raises:
-            UserError: An object has no segmentation, or one that is no mask.
+            UserError: An object has no segmentation, or one that is no mask of its image's size.
         """
+        sizes = {image["id"]: (image["height"], image["width"]) for image in self.images}
         for one in self.annotations:
-            if (crowds or not one["iscrowd"]) and not _is_mask(one.get("segmentation")):
+            height, width = sizes[one["image_id"]]
+            if (crowds or not one["iscrowd"]) and not _is_mask(one.get("segmentation"), height, width):
                 raise UserError(
                     f"{self.name}: annotation {one['id']} has a box and no segmentation (polygons of three points "
-                    "or more, or a run-length encoding), and Mask R-CNN learns from masks; give segmentations, or "
-                    "leave out masks=true to detect boxes only"
+                    f"or more, or a run-length encoding of the size [{height}, {width}], the image's height and "
+                    "width), and Mask R-CNN learns from masks; give segmentations, or leave out masks=true to "
+                    "detect boxes only"
                 )
 
 
-def _is_mask(segmentation: Any) -> bool:
-    """Whether pycocotools can read a segmentation: polygons (x, y, x, y, …), or a run-length encoding."""
+def _is_mask(segmentation: Any, height: int, width: int) -> bool:
+    """Whether a segmentation can be drawn in an image: polygons (x, y, x, y, …), or a run-length encoding."""
     if isinstance(segmentation, dict):
-        return {"size", "counts"} <= segmentation.keys()
+        return segmentation.get("size") == [height, width] and _is_whole(segmentation, height, width)
     if not isinstance(segmentation, list) or not segmentation:
         return False
-    return all(isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 for one in segmentation)
+    return all(
+        isinstance(one, list) and len(one) >= 6 and len(one) % 2 == 0 and all(map(_is_number, one))
+        for one in segmentation
+    )
+
+
+def _is_whole(runs: Table, height: int, width: int) -> bool:
+    """Whether the counts of a run-length encoding cover the image."""
+    counts = runs.get("counts")
+    if isinstance(counts, list):
+        return all(isinstance(one, int) and one >= 0 for one in counts) and sum(counts) == height * width
+    if not isinstance(counts, str | bytes):
+        return False
+    try:
+        draw_mask(runs, height, width)
+    except ValueError:
+        return False
+    return True
 
 
 def make_detection_set(
@@ -195,8 +216,8 @@ def make_detection_set(
         name: The split's place, for error messages.
 
     Raises:
-        UserError: There are no objects, two images have one id, or an object names an unknown image or category,
-            or has no box or one outside its image.
+        UserError: There are no objects, two images have one id, ids are of two kinds, or an object names an
+            unknown image or category, or has no box or one outside its image.
     """
     for image in images:
         sides = image["width"], image["height"]
@@ -210,6 +231,8 @@ def make_detection_set(
     sizes = {image["id"]: (image["width"], image["height"]) for image in images}
     if len(sizes) < len(images):
         raise UserError(f"{name}: two images have the same id; give each image an id of its own")
+    if len({isinstance(image, str) for image in sizes}) > 1:  # pycocotools sorts them
+        raise UserError(f"{name}: ids of images are all numbers or all text; here they are of both kinds")
     kept: list[Table] = []
     for place, given in enumerate(annotations):
         if not isinstance(given["image_id"], int | str) or given["image_id"] not in sizes:
@@ -223,11 +246,12 @@ def make_detection_set(
                 f"{listed or 'none'}"
             )
         box = _clip(given.get("bbox"), sizes[given["image_id"]], f"{name}: annotation {place}")
-        if box[2] > 0 and box[3] > 0:
+        if min(box[2:]) >= _THINNEST:
             area, crowd = given.get("area"), given.get("iscrowd") or 0
-            if not _is_number(crowd) or not (area is None or _is_number(area)):
+            if not all(_is_number(one) and one >= 0 for one in (crowd, 0 if area is None else area)):
                 raise UserError(
-                    f"{name}: annotation {place} has the area {area!r} and iscrowd {crowd!r}, which must be numbers"
+                    f"{name}: annotation {place} has the area {area!r} and iscrowd {crowd!r}, which must be "
+                    "numbers of at least 0"
                 )
             own = {
                 "id": len(kept) + 1,  # pycocotools takes an annotation with the id 0 for none at all
