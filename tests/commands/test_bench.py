@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -26,6 +28,22 @@ def test_compiled_encoders_are_recommended_where_they_are_faster(seconds, recomm
 
     monkeypatch.setattr(bench, "time_step", time_step)
     assert f"train.compile={str(recommended).lower()}" in bench.recommend(tiny()).caption
+
+
+@pytest.mark.parametrize(
+    ("settings", "recommended"),
+    [
+        (["train.participation=1"], "engine.threads=1 .* engine.workers=4"),
+        (["train.participation=0.5"], "engine.threads=2 .* engine.workers=2"),
+        (["train.participation=0.25"], "engine.threads=4 .* engine.workers=1"),
+        (["train.participation=1", "engine.stack=2"], "engine.threads=4 .* train.compile=false;"),
+    ],
+)
+def test_no_more_workers_are_recommended_than_a_round_has_clients(settings, recommended, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
+    seconds = {1: 2.0, 2: 1.5, 4: 1.2}
+    monkeypatch.setattr(bench, "time_step", lambda recipe, warm, count: (seconds[recipe.engine.threads], 20))
+    assert re.search(recommended, bench.recommend(tiny("partition.clients=4", *settings)).caption)
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,17 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
     ways = ("threads", "channels_last", *(("cuda_graphs",) if gpu else ()), "compile")
     table = Table(*ways, "ms a step", "images/s a worker", "images/s all cores")
     best = (0.0, Way(1, False))
+    # Clients that train at once in one process need that process alone; how many may share a GPU is not timed.
+    alone = gpu or recipe.engine.at_once > 1
+    most = 1 if alone else len(largest_cohort(Federation(recipe)))
+
+    def workers(way: Way) -> int:
+        return max(1, min(cores // way.threads, most))
 
     def measure(way: Way) -> int:
         nonlocal best
         seconds, images = time_step(way.of(recipe), warm, timed)
-        together = images / seconds * max(1, cores // way.threads)
+        together = images / seconds * workers(way)
         # Each run has to compile first.
         best = max(best, (together / MARGIN if way.compile else together, way))
         table.add_row(
@@ -66,11 +72,9 @@ def recommend(recipe: Recipe, warm: int = WARM, timed: int = TIMED) -> Table:
             except UserError as error:
                 note += f"{escape(str(error))}\n"
     graphs = f" train.cuda_graphs={str(best[1].cuda_graphs).lower()}" if gpu else ""
-    # Clients that train at once in one process need that process alone; how many may share a GPU is not timed.
-    alone = gpu or recipe.engine.at_once > 1
-    workers = "" if alone else f" engine.workers={max(1, cores // best[1].threads)}"
+    shared = "" if alone else f" engine.workers={workers(best[1])}"
     slowed = "the last column assumes that workers do not slow each other"
-    table.caption = f"{note}fastest here: {best[1]}{graphs}{workers}; {slowed}"
+    table.caption = f"{note}fastest here: {best[1]}{graphs}{shared}; {slowed}"
     return table
 
 
