@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,13 @@ def test_two_of_three_detections_are_right() -> None:
     assert measured["AR_100"] == 1.0
     assert measured["AR_1"] == 0.5
     assert measured["classes"] == {"cell": pytest.approx(expected), "rod": None}
+
+
+def test_classes_of_one_name_are_told_apart_by_their_ids() -> None:
+    data = replace(annotated([*TRUTH, one([10, 100, 40, 40], category=5)]), classes={2: "cell", 5: "cell"})
+    found = [one([10, 100, 40, 40], category=5, score=0.9)]
+    measured = average_precision(data, found)["bbox"]["classes"]
+    assert measured == {"cell (2)": 0.0, "cell (5)": pytest.approx(1)}
 
 
 def test_a_box_that_overlaps_partly_counts_at_lower_thresholds() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,8 @@ def average_precision(
 
     Returns:
         For ``"bbox"``, and with ``masks`` also for ``"segm"``: COCO's twelve numbers as shares in [0, 1], and the
-        AP of each class under ``"classes"``; a number is None if there is no such object.
+        AP of each class under ``"classes"``, with the id if a name stands for several; a number is None if there
+        is no such object.
     """
     return {kind: _measure(data, detections, kind) for kind in (("bbox", "segm") if masks else ("bbox",))}
 
@@ -136,8 +138,9 @@ def _measure(data: DetectionSet, detections: Sequence[Detection], kind: str) -> 
         evaluation.summarize()
     numbers = {name: _known(value) for name, value in zip(NUMBERS, evaluation.stats, strict=True)}
     precision = evaluation.eval["precision"]  # (IoU thresholds, recalls, classes, areas, most detections)
+    names = _distinct(data.classes)
     classes = {
-        data.classes[category]: _known(_mean(precision[:, :, place, 0, -1]))
+        names[category]: _known(_mean(precision[:, :, place, 0, -1]))
         for place, category in enumerate(evaluation.params.catIds)
     }
     return {**numbers, "classes": classes}
@@ -150,6 +153,14 @@ def _index(tables: dict[str, Any]) -> Any:
     indexed.dataset = {**tables, "annotations": [dict(one) for one in tables["annotations"]]}
     indexed.createIndex()
     return indexed
+
+
+def _distinct(classes: Mapping[int, str]) -> dict[int, str]:
+    """Names of the categories, with the id where several have one name."""
+    shared = Counter(classes.values())
+    return {
+        category: f"{name} ({category})" if shared[name] > 1 else name for category, name in classes.items()
+    }
 
 
 def _mean(precision: np.ndarray[Any, Any]) -> float:
