@@ -68,7 +68,7 @@ def run(*arguments):
         (["bench", "digits", "--device", "cpu"], "--scale and --parts belong to atoll bench gpu"),
         (
             ["bench", "gpu", "--parts", "speed"],
-            "the bench has no part 'speed'; the parts are correctness, rounds",
+            "the bench has no part 'speed'; the parts are 'correctness', 'rounds'",
         ),
         (["bench", "gpu", "--set", "train.lr=1"], "atoll bench gpu takes no --set"),
         (["bench", "gpu", "--device", "foo"], "--device is 'foo'; use auto, cpu or cuda"),

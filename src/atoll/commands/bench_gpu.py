@@ -95,7 +95,7 @@ def bench_gpu(
     """
     for name in parts:
         if name not in PARTS:
-            raise UserError(f"the bench has no part {name!r}; the parts are {', '.join(PARTS)}")
+            raise UserError(f"the bench has no part {name!r}; the parts are {', '.join(map(repr, PARTS))}")
     check_device(device, "--device")
     if device != "cpu" and not torch.cuda.is_available():
         raise UserError("PyTorch finds no GPU here; try the parts with --device cpu --scale test")
