@@ -233,6 +233,19 @@ def test_epsilon_of_samples_is_that_of_the_literature():
     assert spent["epsilon"] == pytest.approx(bound, rel=1e-6)
 
 
+@pytest.mark.parametrize(("z", "rounds"), [(2.0, 10), (1.0, 40), (0.5, 100), (0.1, 100)])
+def test_a_large_epsilon_is_near_the_exact_one(z, rounds):
+    spent = PrivateFedAvg(noise_multiplier=z).spent(setting(participation=1.0), rounds)
+    distance, log_cdf = math.sqrt(rounds) / z, scipy.stats.norm.logcdf
+
+    def delta(epsilon):  # Balle and Wang 2018, Theorem 5
+        a, b = distance / 2 - epsilon / distance, -distance / 2 - epsilon / distance
+        return math.exp(log_cdf(a)) - math.exp(epsilon + log_cdf(b))
+
+    assert delta(spent["epsilon"]) < 1e-5
+    assert delta(0.9 * spent["epsilon"]) > 1e-5  # within 10% of the best
+
+
 def test_epsilon_grows_with_rounds_and_falls_with_sampling_and_noise():
     def epsilon(rounds, rate=1.0, z=1.0):
         return PrivateFedAvg(noise_multiplier=z).spent(setting(participation=rate), rounds)["epsilon"]

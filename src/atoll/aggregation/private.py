@@ -152,9 +152,12 @@ def gaussian_epsilon(rate: float, noise_multiplier: float, rounds: int, delta: f
     from dp_accounting import rdp
 
     event: Any = dp_accounting.GaussianDpEvent(noise_multiplier)
+    orders: list[float] = [*range(2, 65), 80, 96, 128, 192, 256, 512]  # integer orders have a closed form
     if rate < 1:
         event = dp_accounting.PoissonSampledDpEvent(rate, event)
-    orders = [*range(2, 65), 80, 96, 128, 192, 256, 512]  # integer orders have a closed form
+    else:
+        # Without sampling all orders have one, and the bound of a large ε is least below order 2.
+        orders += [1 + hundredths / 100 for hundredths in range(1, 100)]
     accountant = rdp.RdpAccountant(orders)
     accountant.compose(event, rounds)
     return float(accountant.get_epsilon(delta))
