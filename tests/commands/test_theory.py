@@ -58,6 +58,19 @@ def test_a_run_is_written_resumed_and_drawn(tmp_path, capsys):
         run_theory([30], 1, tmp_path, TheorySettings(samples=2), lines.append)
 
 
+def test_the_picture_of_one_dimension_tells_its_two_means_apart_and_draws_the_bound(tmp_path):
+    run_theory([30], 1, tmp_path, TheorySettings(), print)
+    picture = ElementTree.fromstring((tmp_path / "theory.svg").read_text())
+    tags = [(one.tag.rpartition("}")[2], one.attrib) for one in picture.iter()]
+    local, of_all = [attributes["fill"] for tag, attributes in tags if tag == "circle"][:2]
+    assert local != of_all
+    bounds = [
+        one["points"] for tag, one in tags if tag == "polyline" and one.get("stroke-dasharray") == "5 4"
+    ]
+    assert [len(points.split()) for points in bounds] == [2, 2]
+    assert "mean of 1 seed" in {one.text.rpartition(", ")[2] for one in picture.iter() if one.text}
+
+
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(UserError, match="dimensions of at least 20"):
         run_theory([3], 1, tmp_path, TheorySettings(), print)

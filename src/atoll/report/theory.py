@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atoll.core.text import plural
 from atoll.report.html import Html, join, tag
 from atoll.report.svg import INK, MUTED, picture, text
 
@@ -19,7 +20,7 @@ def theory_picture(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     dim = max(row["d"] for row in rows)
     shown = [row for row in rows if row["d"] == dim]
     parts = [
-        text(20, 28, f"Dec-SSL's linear theory, d = {dim:,}, mean of {len(shown)} seeds", size=17),
+        text(20, 28, f"Dec-SSL's linear theory, d = {dim:,}, mean of {plural(len(shown), 'seed')}", size=17),
         _grid(20, 80, "Self-supervised: representability of e_j", _self_supervised(shown), SELF),
         _grid(470, 80, "Supervised: correlation of the features with e_j", _supervised(shown), SUPERVISED),
         _chart(
@@ -108,9 +109,11 @@ def _chart(
     width, height = 340, 170
     dims = sorted({dim for points in series.values() for dim in points})
     values = [value for points in series.values() for value in points.values() if value > 0]
-    values += [bound(dim) for dim in dims]
+    # The bound of a single dimension is drawn over a decade.
+    span = dims if len(dims) > 1 else [dims[0], 10 * dims[0]]
+    values += [bound(dim) for dim in span]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    first, last = math.log10(dims[0]), math.log10(dims[-1]) if len(dims) > 1 else math.log10(dims[0]) + 1
+    first, last = math.log10(span[0]), math.log10(span[-1])
 
     def place(dim: float, value: float) -> tuple[float, float]:
         across = (math.log10(dim) - first) / (last - first)
@@ -126,7 +129,7 @@ def _chart(
         parts.append(text(x - 8, level + 4, f"{10.0**power:g}", 11, "end", MUTED))
     for dim in dims:
         parts.append(text(place(dim, values[0])[0], y + height + 18, f"d = {dim:,}", 11, "middle", MUTED))
-    line = " ".join("{:.1f},{:.1f}".format(*place(dim, bound(dim))) for dim in dims)
+    line = " ".join("{:.1f},{:.1f}".format(*place(dim, bound(dim))) for dim in span)
     parts.append(tag("polyline", points=line, fill="none", stroke=MUTED, stroke_dasharray="5 4"))
     parts.append(text(x + width, y - 8, f"- - bound of all: {bound_name}", 12, "end", MUTED))
     for place_of, (name, points) in enumerate(series.items()):
@@ -139,7 +142,8 @@ def _chart(
         )
         for dim, value in points.items():
             cx, cy = place(dim, value)
-            parts.append(tag("circle", cx=f"{cx:.1f}", cy=f"{cy:.1f}", r="3.5", fill=stroke))
-        mark = "——" if place_of == 0 else "····"
+            inside = stroke if place_of == 0 else "#ffffff"
+            parts.append(tag("circle", cx=f"{cx:.1f}", cy=f"{cy:.1f}", r="3.5", fill=inside, stroke=stroke))
+        mark = "—●—" if place_of == 0 else "··○··"
         parts.append(text(x + 150 * place_of, y + height + 40, f"{mark} {name}", 12, fill=stroke))
     return join(parts)
