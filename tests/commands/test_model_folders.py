@@ -22,6 +22,8 @@ from atoll.commands.model_folders import FOLDERS, model_card
 from atoll.commands.run import run_recipe
 from atoll.core.errors import UserError
 from atoll.core.run_folder import Run
+from atoll.data.options import DataOptions
+from atoll.data.sources import load_data
 from atoll.models import Encoder, ModelOptions, build_encoder, load_encoder, save_encoder
 from atoll.recipe.recipe import load_recipe
 from tests.harness import TINY, run_tiny
@@ -305,6 +307,28 @@ def test_a_program_with_a_pickle_runs_none_of_its_code(place: str, tmp_path: Pat
     assert not touched.exists()
 
 
+def page_blocks() -> list[str]:
+    """The page's code."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA"])
+def test_the_page_prepares_images_as_atoll_does(mode: str, tmp_path: Path) -> None:
+    """To the grey level, also where an odd number of pixels is cropped."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (97, 180, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).convert(mode)
+    image.save(folder / "image.tif")
+    (shared,) = ({"block": block} for block in page_blocks() if "def prepared" in block)
+    exec(str(shared["block"]), shared)
+    options = DataOptions(source="images", path=str(folder), image_size=32, channels=3, test_fraction=0.0)
+    ours = load_data(options, 0).train.images.gather(torch.tensor([0]))
+    about = {"image_size": 32, "channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3}
+    theirs = shared["prepared"](Image.open(folder / "image.tif"), about)
+    assert torch.equal((255 * theirs).round(), ours.float())
+
+
 def test_the_pages_loaders_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block runs in a folder with the files that it names; all give the same representations."""
     for library in ("timm", "transformers", "onnxscript", "onnxruntime"):
@@ -316,9 +340,7 @@ def test_the_pages_loaders_run_as_they_stand(tmp_path: Path, monkeypatch: pytest
     for format in (*FORMATS, "timm"):
         export(ours, Path(f"encoder-export.{format}" if format in FORMATS else "encoder-export-timm"), format)
     export(hf, Path("encoder-export-huggingface"), "huggingface")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)
-    shared: dict[str, Any] = {}
-    found = []
+    blocks, shared, found = page_blocks(), dict[str, Any](), []
     for block in blocks:
         exec(block, shared)
         if "h" in shared:
