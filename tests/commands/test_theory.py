@@ -54,7 +54,7 @@ def test_a_run_is_written_resumed_and_drawn(tmp_path, capsys):
     assert picture.count("source 3") == 2
     assert main(["theory", "--dims", "30", "--seeds", "2", "--out", str(tmp_path)]) == 0
     assert "the smallest for d up to 30" in capsys.readouterr().out
-    with pytest.raises(UserError, match="other settings"):
+    with pytest.raises(UserError, match=r"other settings \(samples = 1\.0, width = 2\); choose these"):
         run_theory([30], 1, tmp_path, TheorySettings(samples=2), lines.append)
 
 

@@ -97,7 +97,8 @@ def _measured(path: Path, settings: TheorySettings) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged; remove it") from None
     if found != asdict(settings):
-        raise UserError(f"{path} holds results of other settings ({found}); choose another --out")
+        others = ", ".join(f"{name} = {value}" for name, value in found.items())
+        raise UserError(f"{path} holds results of other settings ({others}); choose these or another --out")
     return rows
 
 

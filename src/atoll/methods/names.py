@@ -45,7 +45,7 @@ def check_tables(tables: Iterable[str], used: Collection[str]) -> None:
     unused = sorted(set(tables) - set(used))
     if unused:
         raise UserError(
-            f"options.{unused[0]} belongs to no component of this method; {did_you_mean(unused[0], used)}; to "
-            f"leave out what a base sets, add --set options.{unused[0]}= (atoll compare RECIPE --methods NAME does "
-            "so by itself)"
+            f"options.{unused[0]} belongs to no component of this method; to leave out what a base sets, add "
+            f"--set options.{unused[0]}= (atoll compare RECIPE --methods NAME does so by itself); "
+            f"{did_you_mean(unused[0], used)}"
         )
