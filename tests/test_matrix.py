@@ -49,6 +49,8 @@ NEEDS = {
     "secure_sum": ("train.bn_buffers=leave",),
 }  # fmt: skip
 
+BESIDE = {"per_ssfl": {"merge": "personal_networks"}}  # the term trains the networks of this merge
+
 
 def pairwise(axes):
     """Combinations in which any two values of any two axes meet; greedy, and the same every time."""
@@ -167,5 +169,5 @@ PLAIN = {"objective": "simclr", "terms": "", "merge": "replace", "aggregation": 
 def test_each_part_works_beside_plain_ones(axis, images, tmp_path):
     """A matrix of refusals would prove nothing."""
     for value in AXES[axis]:
-        combination = tuple({**PLAIN, axis: value}.values())
+        combination = tuple({**PLAIN, axis: value, **BESIDE.get(value, {})}.values())
         assert play(*prepare(combination, images), tmp_path / (value or "none")).round == 2, value
