@@ -3,7 +3,7 @@ import torch
 
 from atoll.core.errors import UserError
 from atoll.core.tree import load
-from atoll.methods.per_ssfl import PREFIX
+from atoll.methods.per_ssfl import PREFIX, PersonalNetworks
 from tests.harness import final_models, run_tiny
 from tests.rounds import Rounds
 from tests.steps import Steps, federation
@@ -119,3 +119,11 @@ def test_each_client_ends_with_its_personal_networks(tmp_path):
 def test_what_cannot_work_is_refused(settings, reason):
     with pytest.raises(UserError, match=reason):
         federation(*PER_SSFL, *settings)
+
+
+@pytest.mark.parametrize("named", [("presonal",), "personal"])
+def test_a_local_head_that_no_component_adds_is_refused(monkeypatch, named):
+    """It would be sent."""
+    monkeypatch.setattr(PersonalNetworks, "local_heads", named)
+    with pytest.raises(UserError, match=f"local_heads names '{named[0]}', and no component adds"):
+        federation(*PER_SSFL)

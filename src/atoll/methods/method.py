@@ -34,7 +34,7 @@ from atoll.components.declaration import mismatch
 from atoll.components.messages import ClientState, Message, ServerState, Slices, Update
 from atoll.components.results import returned, returned_models, sentence
 from atoll.components.training import TrainOptions
-from atoll.core.errors import UserError, warn
+from atoll.core.errors import UserError, did_you_mean, warn
 from atoll.core.tree import Tree, Weights, as_sent, checked
 from atoll.methods.conflicts import conflicts
 from atoll.methods.round_fold import RoundFold
@@ -173,6 +173,12 @@ class Method:
 
     def refuse_networks(self, networks: nn.ModuleDict) -> str | None:
         """Return a sentence that says why this composition cannot work with these networks, or None."""
+        for head in self.merge.local_heads:
+            if head not in networks:  # a misspelt one would leave the client
+                return (
+                    f"{self.merge.name!r}.local_heads names {head!r}, and no component adds such a head; "
+                    f"{did_you_mean(head, networks)}"
+                )
         hook = "refuse_networks"
         reasons = (sentence(part, hook, part.refuse_networks(networks)) for part in self.components)
         return next(filter(None, reasons), None)
