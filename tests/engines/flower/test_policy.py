@@ -194,10 +194,10 @@ def test_an_empty_list_allows_nothing(federation):
     assert not Policy(egress=()).sends_results
 
 
-@pytest.mark.parametrize("method", ["fed_simclr", "featarc"])  # FeatARC also sends a word
-def test_the_size_is_the_one_that_egress_lists(place, method):
+@pytest.mark.parametrize("settings", [(), ("method.name=featarc",)])  # FeatARC also sends a word
+def test_the_size_is_the_one_that_egress_lists(place, settings):
     """The exact size passes, and one byte less does not."""
-    federation = Federation(tiny("train.bn_buffers=leave", f"method.name={method}"))
+    federation = Federation(tiny("train.bn_buffers=leave", *settings))
     size = sum(item.bytes for item in egress(federation.recipe).up)
     Policy(max_bytes=size).check_run(federation)
     with pytest.raises(PolicyError, match=f"up to {size:,} bytes"):
