@@ -43,7 +43,7 @@ FEDCA = (
 
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("fed_align_uniform", "l_dawa", "featarc", "peer_to_peer")
+    for name in ("fed_align_uniform", "l_dawa", "featarc", "peer_to_peer", "per_ssfl")
 ]
 
 
