@@ -57,7 +57,8 @@ def write(tensors: list[Tensor]) -> None:
     """Note that the current stream wrote tensors."""
     Streams.time += 1
     for tensor in tensors:
-        Streams.written[_address(tensor)] = (Streams.current.number, Streams.time)
+        if address := _address(tensor):  # tensors without elements have no memory, and the address 0
+            Streams.written[address] = (Streams.current.number, Streams.time)
 
 
 def synchronise() -> None:
