@@ -320,8 +320,9 @@ def test_the_page_prepares_images_as_atoll_does(mode: str, tmp_path: Path) -> No
     pixels = np.random.default_rng(0).integers(0, 256, (97, 180, 3), dtype=np.uint8)
     image = Image.fromarray(pixels).convert(mode)
     image.save(folder / "image.tif")
-    (shared,) = ({"block": block} for block in page_blocks() if "def prepared" in block)
-    exec(str(shared["block"]), shared)
+    (code,) = (block for block in page_blocks() if "def prepared" in block)
+    shared: dict[str, Any] = {}
+    exec(code, shared)
     options = DataOptions(source="images", path=str(folder), image_size=32, channels=3, test_fraction=0.0)
     ours = load_data(options, 0).train.images.gather(torch.tensor([0]))
     about = {"image_size": 32, "channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3}

@@ -38,6 +38,7 @@ from atoll.objectives.simsiam import SimSiam
 
 PERSONAL = "personal"  # name of the head that holds θ_k
 PREFIX = f"{PERSONAL}."
+ALONE = SimSiam()  # the personal networks' loss without the global ones
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,11 @@ class PerSSFL(Term):
         joint = context.setting.train.views_batch == "joint"
         personal = cast(nn.ModuleDict, context.networks[PERSONAL])
         own = run_forwards(VIEWS, {"local": personal}, batch.images, joint, {})
-        one, two = (own[view] for view in VIEWS)
-        alone = 0.5 * (simsiam(one.q, two.z) + simsiam(two.q, one.z))
+        alone = ALONE.loss(context, batch, own)
         if not self.consensus:
             return alone
-        near = 0.5 * (simsiam(one.q, passes[VIEWS[0]].z) + simsiam(two.q, passes[VIEWS[1]].z))
-        return alone + self.consensus * near
+        first, second = (simsiam(own[view].q, passes[view].z) for view in VIEWS)
+        return alone + self.consensus * 0.5 * (first + second)
 
 
 METHOD = Method(
