@@ -17,7 +17,7 @@ from atoll.cli.parser import make_parser
 from atoll.commands.check import check_run
 from atoll.commands.detect import detect, parse_options, prepare_detection
 from atoll.core import tree
-from atoll.core.errors import UserError
+from atoll.core.errors import RunError, UserError
 from atoll.core.run_folder import Run
 from atoll.models import ModelOptions, build_encoder, save_encoder
 from atoll.recipe.recipe import load_recipe
@@ -152,6 +152,13 @@ def test_results_of_other_options_are_not_mixed(folder: Path, tmp_path: Path, se
     run(folder, tmp_path)
     with pytest.raises(UserError, match=f"was made with options.{key} = "):
         run(folder, tmp_path, setting)
+
+
+def test_a_training_that_diverged_is_repeated_with_a_lower_rate(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="diverged; lower lr"):
+        run(folder, tmp_path, "lr=1e6", "warmup=0", "epochs=20")
+    run(folder, tmp_path, "lr=0.01")
+    assert not list(tmp_path.glob("*.checkpoint.*"))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

@@ -24,7 +24,7 @@ from atoll.components.base import seeded
 from atoll.core import tree
 from atoll.core.config import build, describe, flatten, read_settings
 from atoll.core.devices import find_device
-from atoll.core.errors import UserError
+from atoll.core.errors import RunError, UserError
 from atoll.core.files import hash_bytes, read_bytes
 from atoll.core.provenance import version
 from atoll.core.rng import derive_seed
@@ -270,5 +270,11 @@ def _train(
             seconds = earlier + time.process_time() - started
             tree.save(path, {"about": about, "training": training.state(), "cpu_seconds": seconds})
 
-    training.run(after_step)
+    try:
+        training.run(after_step)
+    except (
+        RunError
+    ):  # it would diverge again, and the options that help would not be accepted beside its checkpoint
+        path.unlink(missing_ok=True)
+        raise
     return float(earlier + time.process_time() - started)

@@ -40,6 +40,7 @@ class DetectionSet:
         classes: Names of the categories by id.
         left_out: Number of objects without an area or nearly so, which are left out.
         name: The split's place, for error messages.
+        called: What error messages call each object.
     """
 
     records: Records
@@ -48,6 +49,7 @@ class DetectionSet:
     classes: dict[int, str]
     left_out: int = 0
     name: str = ""
+    called: Sequence[str] = ()
     _by_image: dict[int, list[Table]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -162,11 +164,11 @@ class DetectionSet:
             UserError: An object has no segmentation, or one that is no mask of its image's size.
         """
         sizes = {image["id"]: (image["height"], image["width"]) for image in self.images}
-        for one in self.annotations:
+        for one, called in zip(self.annotations, self.called, strict=True):
             height, width = sizes[one["image_id"]]
             if (crowds or not one["iscrowd"]) and not _is_mask(one.get("segmentation"), height, width):
                 raise UserError(
-                    f"{self.name}: annotation {one['id']} has a box and no segmentation (polygons of three points "
+                    f"{self.name}: {called} has a box and no segmentation (polygons of three points "
                     f"or more, or a run-length encoding of the size [{height}, {width}], the image's height and "
                     "width), and Mask R-CNN learns from masks; give segmentations, or leave out masks=true to "
                     "detect boxes only"
@@ -233,24 +235,23 @@ def make_detection_set(
         raise UserError(f"{name}: two images have the same id; give each image an id of its own")
     if len({isinstance(image, str) for image in sizes}) > 1:  # pycocotools sorts them
         raise UserError(f"{name}: ids of images are all numbers or all text; here they are of both kinds")
-    kept: list[Table] = []
-    for place, given in enumerate(annotations):
+    kept, names = list[Table](), list[str]()
+    for number, given in enumerate(annotations, 1):
+        called = f"annotation {number}" + (f" (id {given['id']})" if "id" in given else "")
         if not isinstance(given["image_id"], int | str) or given["image_id"] not in sizes:
-            raise UserError(
-                f"{name}: annotation {place} names the image {given['image_id']!r}, which is not listed"
-            )
+            raise UserError(f"{name}: {called} names the image {given['image_id']!r}, which is not listed")
         if not isinstance(given["category_id"], Hashable) or given["category_id"] not in classes:
             listed = ", ".join(map(str, sorted(classes)))
             raise UserError(
-                f"{name}: annotation {place} has the unknown category {given['category_id']!r}; categories listed: "
+                f"{name}: {called} has the unknown category {given['category_id']!r}; categories listed: "
                 f"{listed or 'none'}"
             )
-        box = _clip(given.get("bbox"), sizes[given["image_id"]], f"{name}: annotation {place}")
+        box = _clip(given.get("bbox"), sizes[given["image_id"]], f"{name}: {called}")
         if min(box[2:]) >= _THINNEST:
             area, crowd = given.get("area"), given.get("iscrowd") or 0
             if not all(_is_number(one) and one >= 0 for one in (crowd, 0 if area is None else area)):
                 raise UserError(
-                    f"{name}: annotation {place} has the area {area!r} and iscrowd {crowd!r}, which must be "
+                    f"{name}: {called} has the area {area!r} and iscrowd {crowd!r}, which must be "
                     "numbers of at least 0"
                 )
             own = {
@@ -260,10 +261,11 @@ def make_detection_set(
                 "iscrowd": int(crowd),
             }
             kept.append({**given, **own})
+            names.append(called)
     if not kept:
         raise UserError(f"{name} holds no boxes to learn from or to measure on; give annotated images")
     return DetectionSet(
-        records, [dict(one) for one in images], kept, dict(classes), len(annotations) - len(kept), name
+        records, [dict(one) for one in images], kept, dict(classes), len(annotations) - len(kept), name, names
     )
 
 
