@@ -51,6 +51,13 @@ def test_embed_and_export(finished, images, tmp_path, capsys):
     assert run("embed", finished, images, "-o", tmp_path / "e.xlsx") == 2
 
 
+@pytest.mark.parametrize("more", [[], ["--on-corrupt", "skip"]])
+def test_a_file_of_another_kind_is_called_so_and_not_damaged(finished, tmp_path, capsys, more):
+    (tmp_path / "photos.parquet").write_bytes(b"PAR1" + bytes(50) + b"PAR1")
+    assert run("embed", finished, tmp_path / "photos.parquet", "-o", tmp_path / "h.npz", *more) == 2
+    assert "photos.parquet is no image file; give one (.bmp, " in capsys.readouterr().err
+
+
 def test_a_program_computes_on_the_cpu_alone(finished, images, tmp_path, capsys, monkeypatch):
     program, out = tmp_path / "encoder.pt2", tmp_path / "h.npz"
     assert run("export", finished, "--format", "pt2", "-o", program) == 0

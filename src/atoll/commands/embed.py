@@ -162,6 +162,10 @@ def image_batches(
         some = paths[start : start + BATCH]
         decoded = decode_batch([read_bytes(refuse_special(path)) for path in some], how)
         for row, reason in decoded.corrupt.items():
+            if not is_image(some[row].name):
+                raise UserError(
+                    f"{images} is no image file; give one ({', '.join(sorted(IMAGE_SUFFIXES))}) or a folder of them"
+                )
             what = f"{some[row]} cannot be read as the encoder's training images were: {reason}"
             if on_corrupt != "skip":
                 or_skip = "; atoll embed can also leave it out (--on-corrupt skip)" if on_corrupt else ""
