@@ -89,21 +89,28 @@ def test_too_few_accepted_updates_are_an_error_and_change_nothing(trained):
 @pytest.mark.parametrize(
     ("usable", "said"),
     [
-        ((), "client 0: off; client 1: off; client 2: off …; resume when the lost clients are back"),
+        ((), "clients 0, 1, 2 and 1 more: off; resume when the lost clients are back"),
         (
             (0,),
-            "client 1: off; client 2: off; client 3: off; resume when the lost clients are back, or lower "
-            "train.min_accepted to continue with fewer",
+            "clients 1, 2, 3: off; resume when the lost clients are back, or lower train.min_accepted to continue "
+            "with fewer",
         ),
     ],
 )
-def test_a_failed_round_names_three_reasons_and_what_helps_against_them(trained, usable, said):
+def test_a_failed_round_names_each_reason_once_and_what_helps_against_it(trained, usable, said):
     _, good = trained
     updates = {client: update if client in usable else "off" for client, update in good.items()}
     with pytest.raises(TooFewUpdatesError) as error:
         server_of(trained).run_round(Fixed(updates))
     required = f"{len(usable)} of 4 updates were usable and train.min_accepted requires 50%"
     assert str(error.value) == f"round 2 failed: {required}; {said}"
+
+
+def test_a_failed_round_names_at_most_three_reasons(trained):
+    with pytest.raises(
+        TooFewUpdatesError, match="client 0: off 0; client 1: off 1; client 2: off 2 …; resume"
+    ):
+        server_of(trained).run_round(Fixed({client: f"off {client}" for client in trained[1]}))
 
 
 @pytest.mark.parametrize(("number", "most"), [(4, True), (3, True), (2, False)])

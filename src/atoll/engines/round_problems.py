@@ -7,13 +7,17 @@ from collections.abc import Set
 from atoll.aggregation.secure_sum import SecureSum
 from atoll.components.base import Aggregation
 from atoll.core.errors import warn
+from atoll.core.text import few
 from atoll.engines.record import Record
 from atoll.engines.update_checks import BY_EARLIER
 
 
 def too_few(record: Record, accepted: int, cohort: int, share: float, aggregation: Aggregation) -> str:
     """Say why a round failed, and what can be done about it."""
-    reasons = [f"client {client}: {reason}" for client, reason in {**record.refused, **record.lost}.items()]
+    clients = dict[str, list[str]]()
+    for client, reason in {**record.refused, **record.lost}.items():
+        clients.setdefault(reason, []).append(client)
+    reasons = [f"client{'s' if len(own) > 1 else ''} {few(own)}: {reason}" for reason, own in clients.items()]
     by_share = accepted < share * cohort or not accepted
     if isinstance(aggregation, SecureSum) and (least := aggregation.least(cohort)) > share * cohort:
         required = f"options.secure_sum.threshold requires {least}"
