@@ -121,6 +121,14 @@ def test_what_cannot_work_is_refused(settings, reason):
         federation(*PER_SSFL, *settings)
 
 
+def test_term_and_merge_go_with_an_objective_without_a_predictor(tmp_path):
+    """The personal predictor then has no place in the model that is evaluated."""
+    parts = ('method.terms=["per_ssfl"]', "method.merge=personal_networks")
+    run = run_tiny(tmp_path / "run", "method.name=fed_simclr", *parts, "train.rounds=2")
+    assert not any(name.startswith("predictor.") for name in final_models(run)["global"])
+    assert all(0 <= value <= 1 for key, value in run.results.items() if key.endswith("/accuracy"))
+
+
 @pytest.mark.parametrize("named", [("presonal",), "personal"])
 def test_a_local_head_that_no_component_adds_is_refused(monkeypatch, named):
     """It would be sent."""

@@ -77,8 +77,7 @@ class PersonalNetworks(Merge):
 
     def personal(self, weights: Weights, retained: Tree) -> Weights:
         """Return the model with the client's personal networks in place of the global ones."""
-        own = {name.removeprefix(PREFIX): w for name, w in weights.items() if name.startswith(PREFIX)}
-        return {**weights, **own}
+        return {name: weights.get(f"{PREFIX}{name}", shared) for name, shared in weights.items()}
 
 
 @dataclass(frozen=True)

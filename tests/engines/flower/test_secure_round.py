@@ -168,7 +168,8 @@ def test_the_threshold_is_named_where_more_sites_stay_than_the_recipe_accepts(pl
     for number in (12, 13):
         grid.nodes[number] = falling_silent("train", 0)(grid.nodes[number])
     with pytest.raises(
-        TooFewUpdatesError, match=r"usable and options\.secure_sum\.threshold requires 3; clients 2, 3: no answer"
+        TooFewUpdatesError,
+        match=r"usable and options\.secure_sum\.threshold requires 3; clients 2, 3: no answer",
     ):
         play(grid, place, *SECURE, "train.min_accepted=0.5", deadline=1.5)
 
