@@ -11,7 +11,7 @@ TESTS := .venv/.for-tests
 DOCS := .venv/.for-docs
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help demo test test-slow lint docs bench clean
+.PHONY: help demo test test-slow test-lowest lint docs bench clean
 help:           ## Show the targets
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -44,6 +44,11 @@ test: $(TESTS)  ## Format, lint, types, the fast tests and the examples
 test-slow: $(TESTS)  ## The tests that take minutes
 	$(BIN)/pytest -m slow
 
+test-lowest: $(TESTS) ## The fast tests with the lowest versions of libraries that pyproject.toml allows
+	$(PYTHON) -m venv --clear .venv-lowest
+	$(BIN)/uv pip install -q --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev,dp,flower]'
+	.venv-lowest/bin/pytest $(PARALLEL)
+
 lint: $(TESTS)  ## Format, lint and check types
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -56,4 +61,4 @@ bench: $(TESTS) ## Measure speed, as ratios in one run
 	for script in aggregation engine no_work start streaming views; do $(BIN)/python benchmarks/$$script.py || exit 1; done
 
 clean:          ## Remove the environment and what was built
-	rm -rf .venv build dist site
+	rm -rf .venv .venv-lowest build dist site
