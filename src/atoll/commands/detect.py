@@ -272,9 +272,8 @@ def _train(
 
     try:
         training.run(after_step)
-    except (
-        RunError
-    ):  # it would diverge again, and the options that help would not be accepted beside its checkpoint
+    except RunError:
+        # It would diverge again, and other options are refused beside its checkpoint.
         path.unlink(missing_ok=True)
         raise
     return float(earlier + time.process_time() - started)
