@@ -174,6 +174,10 @@ def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
     assert run.metrics[-1]["clients"] == 3
 
 
+@pytest.mark.skipif(
+    tuple(map(int, safetensors.__version__.split(".")[:2])) < (0, 8),
+    reason="safetensors writes these since 0.8",
+)
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
 def test_numbers_that_no_file_can_store_lose_one_answer(place, dtype):
     """safetensors reads these types, and the coordinator's buffer of early answers cannot write them."""
