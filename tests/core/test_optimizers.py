@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll.core import optimizers
-from tests.versions import since_torch
+from tests.versions import since
 
 KINDS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
@@ -64,7 +64,8 @@ def test_pytorchs_own_are_left_alone(name):
         ["method.name=fed_simclr", "model.encoder=resnet18", "model.width="],
         ["method.name=fed_simclr", *VIT],
         pytest.param(
-            ["method.name=fed_mae", *VIT], marks=since_torch(2, 9, "draws truncated normals by its compiler")
+            ["method.name=fed_mae", *VIT],
+            marks=since(torch, 2, 9, reason="draws truncated normals by its compiler"),
         ),
     ],
     ids=["resnet-narrow", "resnet18", "vit-tiny", "fed_mae"],

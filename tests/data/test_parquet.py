@@ -14,9 +14,7 @@ from atoll.data.options import DataOptions
 from atoll.data.parquet import ParquetRecords
 from atoll.data.sources import load_data
 from tests.data.test_sources import pixels_of
-
-WRITES_VIEWS = int(pa.__version__.split(".")[0]) >= 21
-WITH_VIEWS = pytest.mark.skipif(not WRITES_VIEWS, reason="pyarrow before 21 writes no views")
+from tests.versions import at_least, since
 
 
 @pytest.fixture
@@ -93,7 +91,7 @@ def test_text_labels_and_a_text_column_match_across_splits(tmp_path, images, wri
     [
         (pa.int64(), pa.int32()),
         (pa.string(), pa.large_string()),
-        pytest.param(pa.string_view(), pa.string_view(), marks=WITH_VIEWS),
+        pytest.param(pa.string_view(), pa.string_view(), marks=since(pa, 21, reason="writes no views")),
         (pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.string())),
     ],
 )
@@ -101,7 +99,7 @@ def test_labels_are_read_in_any_type_of_numbers_or_text(tmp_path, images, digits
     labels = digits[1] if pa.types.is_integer(first) else [f"digit {label}" for label in digits[1]]
     for shard, (rows, kind) in enumerate(((slice(0, 25), first), (slice(25, 60), second))):
         column = pa.array(labels[rows]).cast(kind)
-        binary = pa.binary_view() if WRITES_VIEWS else pa.binary()
+        binary = pa.binary_view() if at_least(pa, 21) else pa.binary()
         table = pa.table({"image": pa.array(images[rows], binary), "label": column})
         pq.write_table(table, tmp_path / f"train-{shard}.parquet")
     train = load(tmp_path, test_fraction=0.0).train

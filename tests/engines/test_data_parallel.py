@@ -24,7 +24,7 @@ from atoll.engines.federation import Federation
 from atoll.engines.server import Server
 from atoll.functional import nt_xent
 from tests.harness import tiny
-from tests.versions import since_torch
+from tests.versions import since
 
 
 def on_ranks(count: int, work: Callable[..., Any], place: Path, *arguments: Any) -> list[Any]:
@@ -191,7 +191,7 @@ def test_two_processes_train_a_client_as_one_does(tmp_path, name):
     assert moved > 0.01
 
 
-@since_torch(2, 9, "computes indices of fake tensors on a GPU")
+@since(torch, 2, 9, reason="computes indices of fake tensors on a GPU")
 def test_shared_statistics_do_not_make_the_host_wait_for_a_gpu(monkeypatch):
     """An upload would, in each BatchNorm layer of each pass. The tensors are PyTorch's fake ones of a GPU."""
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: None)

@@ -12,7 +12,7 @@ from atoll.engines.encoder_stack import EncoderStack
 from atoll.models import ModelOptions, build_encoder
 from atoll.models.layout import memory_layout
 from atoll.recipe.engine_options import EngineOptions
-from tests.versions import since_torch
+from tests.versions import since
 
 ENCODERS = {
     "convolutions and BatchNorm": ModelOptions(encoder="resnet-narrow", width=4),
@@ -150,7 +150,7 @@ def test_other_errors_of_an_encoder_remain():
         EncoderStack([encoder, copy.deepcopy(encoder)])([0, 1], torch.ones(2, 3, 4))
 
 
-@since_torch(2, 9, "computes indices of fake tensors on a GPU")
+@since(torch, 2, 9, reason="computes indices of fake tensors on a GPU")
 @pytest.mark.parametrize(
     "options",
     # not so narrow that it never has the channels-last layout

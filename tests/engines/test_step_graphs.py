@@ -19,12 +19,13 @@ from tests.simulated_graphs import Recorder as SimulatedRecorder
 from tests.simulated_graphs import use_simulated_graphs
 from tests.test_every_method import NEEDS
 from tests.trees import same
-from tests.versions import since_torch
+from tests.versions import since
+
+pytestmark = since(torch, *OLDEST, reason="takes all steps as usual")
 
 # Three batches an epoch at each of four clients, the last of which is smaller: of nine steps, one is taken before
 # the recording, and three are of small batches.
 STEPS = ("data.limit=180", "train.epochs=3", "train.lr=0.01", "train.cuda_graphs=true")
-pytestmark = since_torch(*OLDEST, "takes all steps as usual")
 NOT_ALIKE = {"fed_dino", "fed_swav", "fed_mar", "dec_mar"}  # count steps or epochs in Python
 
 

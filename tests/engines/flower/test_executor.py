@@ -20,6 +20,7 @@ from atoll.engines.flower.site_registry import Site
 from atoll.engines.jobs import Result
 from tests.engines.flower.site_runs import play, sites
 from tests.harness import final_models
+from tests.versions import since
 
 
 def spoiled(change):
@@ -174,10 +175,7 @@ def test_an_update_that_is_larger_than_the_method_declares_is_lost(place):
     assert run.metrics[-1]["clients"] == 3
 
 
-@pytest.mark.skipif(
-    tuple(map(int, safetensors.__version__.split(".")[:2])) < (0, 8),
-    reason="safetensors writes these since 0.8",
-)
+@since(safetensors, 0, 8, reason="cannot write these")
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
 def test_numbers_that_no_file_can_store_lose_one_answer(place, dtype):
     """safetensors reads these types, and the coordinator's buffer of early answers cannot write them."""
